@@ -1,0 +1,1 @@
+"""Messages that data files and other programs share."""

@@ -2,7 +2,7 @@
 
 Sparse features live in hash tables in which every id owns a row, created when first seen and
 expired when stale. A model author writes a task; the library trains it on one machine, on parameter
-servers, synchronously with Horovod, or on TPU, and checkpoints, restores and exports it.
+servers, on synchronous ranks, or on TPU, and checkpoints, restores and exports it.
 
 | name | what it is |
 |---|---|
@@ -11,12 +11,18 @@ servers, synchronously with Horovod, or on TPU, and checkpoints, restores and ex
 | `monolith.entry` | `native_training.entry`: optimizers, initializers, compressors of a table |
 | `monolith.estimator` | `native_training.estimator`: train, evaluate and export in a few lines |
 | `monolith.HashTable` | a table in eager code: look up, update, save and load rows |
-| `monolith.keras` | tables as layers of `tf.keras` |
+| `monolith.jax` | tables in JAX |
+| `monolith.keras` | tables as layers of Keras 2 and 3 |
+| `monolith.launch` | starts the processes of a job: `python -m monolith.launch` |
 | `monolith.layers` | `native_training.layers`: the dense layers |
 | `monolith.model_export` | `native_training.model_export`: SavedModel export |
+| `monolith.row_log` | rows on their way from training to serving |
+| `monolith.table` | a table on NumPy arrays, without TensorFlow |
+| `monolith.torch` | tables as modules of PyTorch |
 
-These are imported when first used: `import monolith` itself loads neither TensorFlow nor the op
-library, and defines no flag. `monolith.native_training` lists its modules by layer.
+Those that need TensorFlow are attributes, imported when first used; `jax`, `launch`, `row_log`,
+`table` and `torch` are imported by name. `import monolith` itself loads neither TensorFlow nor the
+op library, and defines no flag. `monolith.native_training` lists its modules by layer.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import pathlib
 import re
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 DISTRIBUTION = "monolith-recsys"
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _BUILD_INFO = "native_training/runtime/ops/_build_info.py"
+# Packages that come with TensorFlow, or because of it.
+_WITH_TENSORFLOW = ("tensorflow", "google", "absl", "grpc", "kazoo", "keras", "tf_keras")
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws")
 
 
@@ -49,6 +52,35 @@ def naming_extra(extra: str) -> Iterator[None]:
     if error.name is None or error.name.partition(".")[0] == _PACKAGE.name:
       raise
     raise ModuleNotFoundError(f"{error}: {install_line(extra)}", name=error.name) from None
+
+
+def is_without_tensorflow(package: pathlib.Path = _PACKAGE) -> bool:
+  """Tells whether there is no TensorFlow, or no protobuf module of this package."""
+  generated = package / "native_training/runtime/hash_table/embedding_hash_table_pb2.py"
+  return importlib.util.find_spec("tensorflow") is None or not generated.exists()
+
+
+@contextlib.contextmanager
+def naming_tensorflow(module: str) -> Iterator[None]:
+  """Lets an import that fails in its block for want of TensorFlow say so.
+
+  Args:
+    module: what is imported.
+
+  Raises:
+    ModuleNotFoundError: TensorFlow is missing, or what comes with it.
+  """
+  try:
+    yield
+  except ModuleNotFoundError as error:
+    name = error.name or ""
+    if name.partition(".")[0] not in _WITH_TENSORFLOW and not name.endswith(("_pb2", "_pb2_grpc")):
+      raise
+    raise ModuleNotFoundError(
+      f"{module} needs TensorFlow, and this package compiled for it (there is no module {name}): "
+      f"{install_line()} does both; monolith.table, monolith.torch and monolith.jax work without.",
+      name=name,
+    ) from None
 
 
 def refuse_strangers(package: pathlib.Path = _PACKAGE) -> None:
@@ -131,6 +163,11 @@ def _tensorflow_version() -> str:
   """Returns the version of the TensorFlow that is imported, or would be; empty if there is none."""
   imported = getattr(sys.modules.get("tensorflow"), "__version__", "")
   return imported or next(filter(None, map(_version_of, _TENSORFLOWS)), "")
+
+
+def minor_version_of_tensorflow() -> list[str]:
+  """Returns ["2", "21"] for the TensorFlow that is there, as `check_build` sees it."""
+  return _minor(_tensorflow_version())
 
 
 def _minor(version: str) -> list[str]:

@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from monolith import _quiet
+from monolith import _install, _quiet
 
 _PATCHED_MODULE = "tensorflow.python.training.monitored_session"
 
@@ -69,6 +69,33 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
     return None
 
 
+class _NamingFinder(importlib.abc.MetaPathFinder):
+  """Lets modules of the package that need TensorFlow say so."""
+
+  def find_spec(
+    self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    if not fullname.startswith("monolith."):
+      return None
+    spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+    if spec is not None and spec.loader is not None:
+      _run_within(spec.loader, lambda: _install.naming_tensorflow(fullname))
+    return spec
+
+
+def _run_within(
+  loader: importlib.abc.Loader, around: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+  """Lets a loader execute its module within a context."""
+  execute = loader.exec_module
+
+  def execute_within(module: types.ModuleType) -> None:
+    with around():
+      execute(module)
+
+  loader.exec_module = execute_within
+
+
 class _AroundFinder(importlib.abc.MetaPathFinder):
   """Has one module executed by its own loader within a context."""
 
@@ -81,16 +108,14 @@ class _AroundFinder(importlib.abc.MetaPathFinder):
   ) -> importlib.machinery.ModuleSpec | None:
     if fullname != self._name:
       return None
+    # A caller that only asks for the spec must not be the last that gets it.
     sys.meta_path.remove(self)
-    spec = importlib.util.find_spec(fullname)
+    try:
+      spec = importlib.util.find_spec(fullname)
+    finally:
+      sys.meta_path.insert(0, self)
     if spec is not None and spec.loader is not None:
-      execute = spec.loader.exec_module
-
-      def execute_within(module: types.ModuleType) -> None:
-        with self._around():
-          execute(module)
-
-      spec.loader.exec_module = execute_within
+      _run_within(spec.loader, self._around)
     return spec
 
 
@@ -121,3 +146,5 @@ def install(aliases: Mapping[str, str]) -> None:
     sys.meta_path.insert(0, _AroundFinder(_PATCHED_MODULE, _patched_after))
   if "tensorflow" not in sys.modules:
     sys.meta_path.insert(0, _AroundFinder("tensorflow", _quiet.import_of_tensorflow))
+  if _install.is_without_tensorflow():
+    sys.meta_path.insert(0, _NamingFinder())

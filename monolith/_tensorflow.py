@@ -7,6 +7,7 @@
 | TPU embeddings | `tensorflow.python.tpu.tpu_embedding` | gone since 2.16 |
 | protobuf | 3.20 to 4 | up to 7: fields have no `label`, an option of JSON has another name |
 | tensorboard | comes along | not with 2.21 |
+| Horovod's hook that broadcasts variables | there | gone, as it stands on `tf.estimator` |
 
 No other module asks for a version, and neither does this one: what is there is taken. Nothing is
 imported before it is asked for, so that a program without TensorFlow can import this module.
@@ -19,6 +20,8 @@ import inspect
 import types
 from collections.abc import Callable
 from typing import Any
+
+from monolith import _install
 
 # Names of TensorFlow that the package uses though they are not published, in versions from 2.15 to
 # 2.21: module -> names.
@@ -66,6 +69,7 @@ PRIVATE_NAMES: dict[str, str] = {
   ),
   "tensorflow.python.lib.io._pywrap_record_io": "RecordIterator RecordWriter RecordWriterOptions",
   "tensorflow.python.lib.io.file_io": "atomic_write_string_to_file",
+  "tensorflow.python.ops.control_flow_util": "GraphOrParentsInXlaContext",
   "tensorflow.python.ops.data_flow_ops": (
     "QueueBase _as_name_list _as_shape_list _as_type_list _shared_name"
   ),
@@ -100,6 +104,9 @@ PRIVATE_NAMES: dict[str, str] = {
   "tensorflow.python.training.training_util": "_get_or_create_global_step_read global_step",
   "tensorflow.tsl.profiler.protobuf.xplane_pb2": "XSpace",
 }
+
+# The same below `tf.__internal__`.
+INTERNAL_NAMES = "EagerTensor tracking.AutoTrackable"
 
 _TPU_NEEDS = (
   "{name} is not in this TensorFlow: training on TPU stands on TPUEstimator and TPU embeddings, "
@@ -158,6 +165,15 @@ def _import_of_2_15(name: str) -> types.ModuleType:
   return importlib.import_module(name)
 
 
+def find_broadcast_hook(horovod: Any) -> type | None:
+  """Returns Horovod's hook that gives all ranks the variables of one; none where it is gone.
+
+  Args:
+    horovod: `horovod.tensorflow`, or a module in its place.
+  """
+  return getattr(horovod, "BroadcastGlobalVariablesHook", None)
+
+
 def import_keras() -> types.ModuleType:
   """Returns Keras 2, whose layers also work in graphs: `tf.keras`, or the package `tf_keras`.
 
@@ -188,9 +204,10 @@ def _import_tf_keras(name: str) -> types.ModuleType:
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError as e:
+    minor = ".".join(_install.minor_version_of_tensorflow())
     raise ImportError(
-      "Layers in graphs need Keras 2, and this TensorFlow has Keras 3: pip install tf-keras of the "
-      "same minor version"
+      "Layers in graphs need Keras 2, and this TensorFlow has Keras 3: "
+      f"pip install 'tf-keras=={minor}.*'"
     ) from e
 
 
@@ -208,8 +225,8 @@ def import_keras_saving(name: str) -> types.ModuleType:
     return importlib.import_module(f"{package}.src.saving.legacy.{name}")
   except ModuleNotFoundError as e:
     raise ImportError(
-      "monolith.keras needs Keras 2: pip install tf_keras, and set TF_USE_LEGACY_KERAS=1 before "
-      "TensorFlow is imported"
+      f"{package} has no {name}, which Keras 2 saves with: with TensorFlow 2.16 and newer that is "
+      "the package tf_keras, and TF_USE_LEGACY_KERAS=1 set before TensorFlow is imported"
     ) from e
 
 

@@ -27,7 +27,7 @@ from absl import app, flags, logging
 
 from monolith import _install, base_runner
 from monolith.core import hyperparams
-from monolith.native_training import graph_estimator
+from monolith.native_training import graph_estimator, hvd_lib
 
 FLAGS = flags.FLAGS
 
@@ -169,7 +169,7 @@ class GPURunner(base_runner.BaseRunner):
       if self._require(params.eval, "eval", "steps_per_eval") < 1:
         raise ValueError(f"eval.steps_per_eval is {params.eval.steps_per_eval}, want at least 1")
       if self._save_checkpoints_steps is None:
-        # What is evaluated is a checkpoint, and so is what the next round starts from.
+        # Evaluation reads a checkpoint, and the next round starts from one.
         self._save_checkpoints_steps = params.eval.steps_per_eval
     if self._mode == "train" and self._save_checkpoints_steps is None:
       logging.warning(
@@ -193,7 +193,7 @@ class GPURunner(base_runner.BaseRunner):
     input_fn: Callable[..., Any],
     max_steps: Optional[int],
   ) -> None:
-    hooks = [hvd.BroadcastGlobalVariablesHook(0)] if self._is_horovod else []
+    hooks = [hvd_lib.BroadcastGlobalVariablesHook(0)] if self._is_horovod else []
     estimator.train(input_fn, hooks=hooks, max_steps=max_steps)
 
   def _evaluate(
@@ -223,7 +223,7 @@ class GPURunner(base_runner.BaseRunner):
     while step < params.train.max_steps:
       goal = min(step + params.eval.steps_per_eval, params.train.max_steps)
       self._train(estimator, train_input_fn, goal)
-      # Which step that is, all ranks read from the checkpoint of the first, so that all stop.
+      # All ranks read that step from the checkpoint of the first, so that all stop.
       self._barrier()
       reached = self._load_global_step()
       if self._rank == 0:

@@ -1,4 +1,4 @@
-"""What every test gets: a process per file, a fresh `TEST_TMPDIR` per test, parsed absl flags."""
+"""Gives every test a process per file, a fresh `TEST_TMPDIR` and parsed absl flags."""
 
 from __future__ import annotations
 

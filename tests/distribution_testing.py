@@ -1,4 +1,4 @@
-"""What the tests of distribution ops share."""
+"""Helps the tests of distribution ops."""
 
 from __future__ import annotations
 

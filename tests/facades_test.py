@@ -1,4 +1,4 @@
-"""What is replaced on a facade (`_facades`) is replaced in the modules behind it, and put back."""
+"""Tests that a name replaced on a facade (`_facades`) is replaced behind it, and put back."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What the tests of tables share: tables of any layout, reading and writing record files."""
+"""Helps the tests of tables: tables of any layout, reading and writing record files."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ plugin starts one pytest per file and prints one summary:
   pytest tests                                  all files, one process each
   pytest tests -k restore --file-jobs 1         options go to every process
 
-  pytest tests --preload tensorflow             processes are forks of one that has imported it
+  pytest tests --preload tests.preloaded        processes are forks of one that has imported it
   pytest tests --quick                          without what is marked as thorough
-  pytest tests --results build/results.json     writes what ran, and how long it took
+  pytest tests --results FILE --target test     writes what `make test` ran, and how long it took
 
-`make test` forks, because importing TensorFlow would take each process seconds.
+`make test` forks, because importing TensorFlow and Monolith would take each process seconds.
 
 A file is thorough if it says `pytestmark = pytest.mark.thorough` at module level: `--quick` does
 not even start its process. A single test is if it is decorated with `@pytest.mark.thorough`.
@@ -58,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     "--quick", action="store_true", help="leave out the files and tests marked as thorough"
   )
   parser.addoption("--results", type=pathlib.Path, help="a JSON file that says what ran")
+  parser.addoption("--target", help="the target of make that runs this, for --results")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,13 +84,14 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
   results = _run_files(files, _shared_options(config), option.file_jobs, option.preload)
   seconds = time.monotonic() - start
   if option.results:
-    _write_results(option.results, results, seconds, is_quick=option.quick)
+    command = f"make {option.target}" if option.target else "pytest"
+    _write_results(option.results, results, seconds, command)
   return _print_summary(results, seconds)
 
 
 @dataclass
 class _Result:
-  """What one file's process reported."""
+  """Holds the report of one file's process."""
 
   path: pathlib.Path
   returncode: int
@@ -119,7 +121,7 @@ def _requested_files(config: pytest.Config) -> list[pathlib.Path]:
 def _shared_options(config: pytest.Config) -> list[str]:
   """Returns the command line without what named the files and the options of this plugin."""
   options, skip_next = [], False
-  own = ("--file-jobs", "--results")
+  own = ("--file-jobs", "--results", "--target")
   for argument in map(str, config.invocation_params.args):
     if skip_next or argument.split("::")[0] in {a.split("::")[0] for a in config.args}:
       skip_next = False
@@ -193,7 +195,8 @@ def _run_pytest(arguments: list[str], log: str) -> None:
     os.dup2(opened, descriptor)
     os.close(opened)
   os.dup2(1, 2)
-  code = pytest.main(arguments)
+  # Its import of an event loop takes a third of a second, and no test of ours needs it.
+  code = pytest.main([*arguments, "-p", "no:anyio"])
   # Processes of this kind end without.
   atexit._run_exitfuncs()
   sys.exit(int(code))
@@ -234,7 +237,7 @@ def _print_result(result: _Result, done: int, total: int) -> None:
 
 
 def _write_results(
-  path: pathlib.Path, results: list[_Result], seconds: float, is_quick: bool
+  path: pathlib.Path, results: list[_Result], seconds: float, command: str
 ) -> None:
   """Writes what ran where, for `tools/tested_page.py`."""
   counts = {"passed": 0, "failed": 0, "skipped": 0}
@@ -257,7 +260,7 @@ def _write_results(
     "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
     "python": platform.python_version(),
     "tensorflow": importlib.metadata.version("tensorflow"),
-    "quick": is_quick,
+    "command": command,
     "seconds": round(seconds),
     **counts,
     "files": files,

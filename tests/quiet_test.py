@@ -1,6 +1,7 @@
 """Promise: importing the package and TensorFlow through it leaves the screen empty."""
 
 import contextlib
+import json
 import os
 import platform
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from monolith import _quiet
 from monolith.serving import model_server
+from tests import free_ports
 
 pytestmark = pytest.mark.thorough
 
@@ -86,9 +88,70 @@ app.run(main)
       "factory",
       "was interrupted",
       "cancelled",
+      "rendezvous",
       "deprecated",
     ):
       self.assertNotIn(noise, done.stderr)
+
+
+_CLUSTER_PROGRAM = """
+import sys
+import monolith.keras
+import keras
+import tensorflow as tf
+
+ids = keras.Input([1], dtype="int64", name="ids")
+vectors = monolith.keras.layers.Embedding(4, name="items")(ids)
+units = keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(vectors))
+model = keras.Model(ids, units)
+model.compile("adam", "binary_crossentropy")
+
+def read(*unused):
+  numbers = tf.reshape(tf.range(6000, dtype=tf.int64) % 100, [-1, 1])
+  return tf.data.Dataset.from_tensor_slices((numbers, numbers % 2)).batch(30)
+
+print("saved", monolith.keras.train(model, read, sys.argv[1]))
+"""
+
+
+class ClusterTest(unittest.TestCase):
+  def test_a_good_run_says_nothing_of_its_end(self):
+    jobs = ("ps", "chief", "worker")
+    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in jobs}
+    with tempfile.TemporaryDirectory() as folder:
+      processes = {job: self._start(job, cluster, f"{folder}/model") for job in jobs}
+      # The chief first: if it fails, nobody tells the others to stop.
+      done = {job: processes[job].communicate(timeout=600) for job in ("chief", "worker", "ps")}
+
+    for job, (said, errors) in done.items():
+      with self.subTest(job):
+        self.assertEqual(processes[job].returncode, 0, errors)
+        self.assertIn("saved", said)
+        self.assertNotRegex(errors, "(?i)cancelled|rendezvous|RecvTensor|Traceback|interrupted")
+
+  def _start(
+    self, job: str, cluster: dict[str, list[str]], model_dir: str
+  ) -> "subprocess.Popen[str]":
+    inherited = {
+      name: value
+      for name, value in os.environ.items()
+      if name not in ("MONOLITH_VERBOSE", "TF_CPP_MIN_LOG_LEVEL")
+    }
+    task = {"cluster": cluster, "task": {"type": job, "index": 0}}
+    process = subprocess.Popen(
+      [sys.executable, "-c", _CLUSTER_PROGRAM, model_dir],
+      env={**inherited, "TF_CONFIG": json.dumps(task)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    self.addCleanup(self._end, process)
+    return process
+
+  def _end(self, process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+      process.kill()
+      process.communicate()
 
 
 class ServerTest(unittest.TestCase):
@@ -109,13 +172,14 @@ class ServerTest(unittest.TestCase):
     done = self.run_server()
 
     self.assertIn("monolith_model_server", done.stdout)
-    self.assertNotIn("factory", done.stderr)
+    self.assertEqual(done.stderr, "")
 
   @unittest.skipUnless(platform.machine() == "x86_64", "TensorFlow says nothing elsewhere")
   def test_the_server_in_cpp_shows_everything_to_who_asks(self):
     for environment in ({"MONOLITH_VERBOSE": "1"}, {"TF_CPP_MIN_LOG_LEVEL": "0"}):
       with self.subTest(environment):
-        self.assertIn("Unable to register cuDNN factory", self.run_server(**environment).stderr)
+        said = self.run_server(**environment).stderr
+        self.assertRegex(said, "Unable to register cuDNN factory|oneDNN custom|cudart_stub.cc")
 
   def test_the_server_in_cpp_starts_without_stderr(self):
     shell = f"exec {self.program} --version 2>&-"

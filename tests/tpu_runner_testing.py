@@ -1,4 +1,4 @@
-"""What the tests of the TPU runner share: the planted data, a dense task, a reader of summaries."""
+"""Shared by the tests of the TPU runner: the planted data, a dense task, a reader of summaries."""
 
 import glob
 import os

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,17 +34,26 @@ def require_zookeeper() -> None:
 
 
 class ZooKeeperServer:
-  """A stand-alone server that can be stopped and started again with its data."""
+  """A stand-alone server that can be stopped and started again with its data.
 
-  def __init__(self, tick_time_ms: int = 500):
+  Args:
+    tick_time_ms: its unit of time.
+    address: where it listens.
+    prefix: what starts it, `ip netns exec ...` for another network.
+  """
+
+  def __init__(
+    self, tick_time_ms: int = 500, address: str = "127.0.0.1", prefix: Sequence[str] = ()
+  ):
+    self._prefix = list(prefix)
     self._folder = pathlib.Path(tempfile.mkdtemp(prefix="zookeeper"))
     self.port = get_free_port()
-    self.hosts = f"127.0.0.1:{self.port}"
+    self.hosts = f"{address}:{self.port}"
     self._config = self._folder / "zoo.cfg"
     self._config.write_text(
       f"dataDir={self._folder / 'data'}\n"
       f"clientPort={self.port}\n"
-      "clientPortAddress=127.0.0.1\n"
+      f"clientPortAddress={address}\n"
       # Sessions live between 2 and 20 ticks: short, so that a killed client is noticed soon, and
       # long enough for a client that a busy machine lets wait.
       f"tickTime={tick_time_ms}\n"
@@ -56,9 +66,9 @@ class ZooKeeperServer:
     """Starts the server and waits until it serves."""
     with open(self._folder / "log", "ab") as log:
       self._process = subprocess.Popen(
-        # What is written survives the end of the process, if not that of the machine: without
+        # Written data survives the end of the process, if not that of the machine: without
         # waiting for a busy disk after every write.
-        ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no",
+        [*self._prefix, "java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no",
          "-cp", _CLASS_PATH,
          "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._config)],
         stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -99,6 +109,8 @@ class ZooKeeperServer:
 
   def _is_serving(self) -> bool:
     """Asks with `srvr`, which every server answers; a starting one says it is not serving."""
+    if self._prefix:
+      return "binding to port" in (self._folder / "log").read_text(errors="replace")
     try:
       with socket.create_connection(("127.0.0.1", self.port), timeout=1) as s:
         s.sendall(b"srvr")

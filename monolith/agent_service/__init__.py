@@ -1,0 +1,1 @@
+"""Agents: which process serves what, and where it is. Layer: cluster."""

@@ -226,7 +226,7 @@ class AgentConfig(TfServingConfig):
 
   @property
   def path_prefix(self) -> str:
-    """Where replicas of the model are registered, in this place if `dc_aware`.
+    """The path where replicas of the model are registered, of this place if `dc_aware`.
 
     Raises:
       ValueError: `dc_aware` and the place is not known.

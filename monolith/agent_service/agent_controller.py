@@ -59,7 +59,7 @@ def find_model_name(export_base: str) -> str | None:
 
 
 def declare_saved_model(
-  backend: backends.CtrlBackend,
+  backend: backends.ZKBackend,
   export_base: str,
   model_name: str | None = None,
   overwrite: bool = False,
@@ -126,7 +126,7 @@ def map_model_to_layout(
   if action == "pub":
     known = [model.sub_graph for model in backend.list_saved_models(model_name)]
   elif action == "unpub":
-    # What is published may be declared no more.
+    # A published sub graph may no longer be declared.
     published = [name.rpartition(":") for name in backend.list_layout(layout_path)]
     known = [sub_graph for name, _, sub_graph in published if name == model_name]
   else:

@@ -1,4 +1,4 @@
-"""Where training learns which processes serve a model, and serving says what it serves."""
+"""Tells training which processes serve a model, and lets serving say what it serves."""
 
 from __future__ import annotations
 
@@ -51,55 +51,7 @@ class SyncBackend(abc.ABC):
     """Ends it."""
 
 
-class AgentBackend(abc.ABC):
-  """Declares the methods that an agent of unified serving calls."""
-
-  @abc.abstractmethod
-  def register_layout_callback(self, layout_path: str, callback: Callable[[Layout], None]) -> None:
-    """Calls `callback` with the whole layout, at once and whenever it changes."""
-
-  @abc.abstractmethod
-  def sync_available_saved_models(
-    self, container: Container, saved_models: set[SavedModel]
-  ) -> None:
-    """Says what a container serves now."""
-
-  @abc.abstractmethod
-  def report_service_info(self, container: Container, info: ContainerServiceInfo) -> None:
-    """Says how to reach a container."""
-
-  @abc.abstractmethod
-  def get_service_map(self) -> dict[str, list[str]]:
-    """Returns `<model>:<sub graph>` -> addresses, of every model in the layouts."""
-
-
-class CtrlBackend(abc.ABC):
-  """Declares the methods that the command line tool calls."""
-
-  @abc.abstractmethod
-  def list_saved_models(self, model_name: str) -> list[SavedModel]:
-    """Returns the declared sub graphs of a model."""
-
-  @abc.abstractmethod
-  def decl_saved_model(
-    self, saved_model: SavedModel, config: SavedModelDeployConfig, overwrite: bool = False
-  ) -> None:
-    """Declares a sub graph."""
-
-  @abc.abstractmethod
-  def add_to_layout(self, layout_path: str, saved_model: SavedModel) -> None:
-    """Publishes a sub graph to a layout."""
-
-  @abc.abstractmethod
-  def remove_from_layout(self, layout_path: str, saved_model: SavedModel) -> None:
-    """Undoes `add_to_layout`."""
-
-  @abc.abstractmethod
-  def bzid_info(self) -> dict[str, Any]:
-    """Returns all that is declared, published and running."""
-
-
-class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
+class ZKBackend(SyncBackend):
   """Declared models, layouts, containers and what they serve, in ZooKeeper.
 
   `bindings` and `layouts` draw the nodes. What it was told to report is written again after a lost
@@ -184,7 +136,7 @@ class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
           if not zk_nodes.delete_node(self._zk, path):
             logging.info("%s on %s is gone already", saved_model, container)
       except Exception:
-        # What could not be removed must be found again by the next call.
+        # The next call must find again those that could not be removed.
         self._available_saved_models[container] |= before
         raise
       for saved_model in sorted(saved_models, key=str):

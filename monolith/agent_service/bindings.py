@@ -1,4 +1,4 @@
-"""Who serves the sub graphs of models, kept in memory.
+"""Keeps in memory who serves the sub graphs of models.
 
 /<bzid>/container_service/<container>               how to reach a container
 /<bzid>/binding/<model>/<sub graph>:<container>     a container serves a sub graph
@@ -50,7 +50,7 @@ class Container:
 
 @dataclasses.dataclass
 class ContainerServiceInfo(JsonNode):
-  """How to reach a container.
+  """Says how to reach a container.
 
   Attributes:
     grpc: address of the prediction service.

@@ -20,7 +20,7 @@ from monolith.native_training.zk_utils import MonolithKazooClient, default_zk_se
 
 @dataclasses.dataclass
 class LoadSate:
-  """How far a request is.
+  """Says how far a request is.
 
   Attributes:
     portal: the request is in ZooKeeper.

@@ -1,4 +1,4 @@
-"""Which models a group of serving processes shall serve.
+"""Reads and writes which models a group of serving processes shall serve.
 
 /<bzid>/saved_models/<model>/<sub graph>     where a sub graph is, and which versions to serve
 /<bzid>/layouts/<layout>/<model>:<sub graph> the layout has it
@@ -21,7 +21,7 @@ from monolith.agent_service.json_node import JsonNode
 
 @dataclasses.dataclass
 class SavedModelDeployConfig(JsonNode):
-  """How to serve a sub graph.
+  """Says how to serve a sub graph.
 
   Attributes:
     model_base_path: the folder of its versions.

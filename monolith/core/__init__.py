@@ -1,0 +1,1 @@
+"""Params of tasks, and the tasks of TPUs and GPUs. Layer: base."""

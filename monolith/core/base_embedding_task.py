@@ -28,6 +28,7 @@ from monolith.core import auto_checkpoint_feed_hook, base_task, feature, hyperpa
 tpu_embedding: Any = _tensorflow.import_tpu_embedding()
 
 _SIGNAL_NAME = auto_checkpoint_feed_hook._USER_PROVIDED_SIGNAL_NAME
+_TRAIN = "train"  # As every Estimator calls it.
 _UID = "uid"
 _UID_BUCKET = "uid_bucket"
 _UID_BUCKETS = 1000
@@ -145,15 +146,13 @@ class BaseEmbeddingTask(base_task.BaseTask):
 
   # ------------------------------------------------------------------------ input
 
-  def create_input_fn(self, mode: str = tf.estimator.ModeKeys.TRAIN) -> Callable[..., Any]:
+  def create_input_fn(self, mode: str = _TRAIN) -> Callable[..., Any]:
     """Returns the input function for training.
 
     Raises:
       AssertionError: any other mode; subclasses that evaluate override this.
     """
-    assert (
-      mode == tf.estimator.ModeKeys.TRAIN
-    ), f"The input function is for mode {tf.estimator.ModeKeys.TRAIN}, got {mode}"
+    assert mode == _TRAIN, f"The input function is for mode {_TRAIN}, got {mode}"
 
     def input_fn(params: dict[str, Any]) -> tf.data.Dataset:
       if params["cpu_test"]:

@@ -22,7 +22,7 @@ export
 models
   `native_model`, `model`, `models`
                              the model to derive from, the smallest complete one
-  `layers`, `losses`, `optimizers`, `clip_ops`, `summary`, `model_dump`
+  `layers`, `losses`, `optimizers`, `summary`, `model_dump`
                              the dense part
 
 data
@@ -58,8 +58,8 @@ cluster
                              remote lookups, rows pushed to serving replicas
 
 graph
-  `utils`, `nested_tensors`, `tensor_utils`, `ragged_utils`, `graph_meta`, `graph_utils`
-                             tensors, nests of them, graphs
+  `utils`, `nested_tensors`, `tensor_utils`, `ragged_utils`, `graph_meta`, `graph_utils`,
+  `clip_ops`                 tensors, nests of them, graphs, clipped gradients
   `prefetch_queue`, `variables`, `barrier_ops`, `device_utils`, `session_run_hooks`, `graph`
                              queues, cached variables, barriers, devices, sessions
   `graph_estimator`          trains, evaluates and exports what a model function builds

@@ -38,7 +38,7 @@ from monolith import _facades
 from monolith import utils as monolith_utils
 from monolith.native_training import graph_estimator, native_task_context, service_discovery
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
-from monolith.native_training.driver import run_record, worker
+from monolith.native_training.driver import connections, run_record, worker
 from monolith.native_training.driver.dry_run import _combine_slices_as_table
 from monolith.native_training.driver.export import create_exporter
 from monolith.native_training.driver.feature_factories import (
@@ -160,19 +160,20 @@ def distributed_train(
   os.environ.setdefault("GRPC_FAIL_FAST", "true")
   exit_hook.install()
   make_config_backward_compatible(config.model_dir, config)
-  server, addr = start_server(config, discovery)
-  with native_task_context.with_ctx(make_native_task_context(config, sync_backend)):
-    _prepare_server(server, config)
-    discovery.register(config.server_type, config.index, addr)
-    if config.server_type == "ps":
-      _join_ps(server.target, config.index, sync_backend, config)
-      run_record.check_not_failed(config, addr)
-      return None
-  if config.enable_partial_sync_training:
-    config.enable_sync_training = True
-  if is_chief(config):
-    FLAGS["monolith_alert_proto"].value = FLAGS["monolith_chief_alert_proto"].value
-  return _run_worker(config, discovery, params, server.target, addr, user_hooks)
+  with connections.watched():
+    server, addr = start_server(config, discovery)
+    with native_task_context.with_ctx(make_native_task_context(config, sync_backend)):
+      _prepare_server(server, config)
+      discovery.register(config.server_type, config.index, addr)
+      if config.server_type == "ps":
+        _join_ps(server.target, config.index, sync_backend, config)
+        run_record.check_not_failed(config, addr)
+        return None
+    if config.enable_partial_sync_training:
+      config.enable_sync_training = True
+    if is_chief(config):
+      FLAGS["monolith_alert_proto"].value = FLAGS["monolith_chief_alert_proto"].value
+    return _run_worker(config, discovery, params, server.target, addr, user_hooks)
 
 
 def _check_config(config: DistributedCpuTrainingConfig) -> None:

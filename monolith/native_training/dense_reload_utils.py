@@ -28,7 +28,7 @@ from monolith.native_training.graph import export_context
 CUSTOM_RESTORE_OP = "custom_restore_op"
 CustomRestoreListenerKey = "CustomRestoreListener"
 
-# What comes before the last `/part_<n>` of a partitioned variable, n, and what comes after.
+# Before the last `/part_<n>` of a partitioned variable, n, and after it.
 PAT = re.compile(r"^(.*)/part_(\d+)(?=$|/|:)(.*)$")
 # Prefix with its slash, name of the layer, one of its variables, and the rest of the name.
 DensePat = re.compile(
@@ -403,7 +403,7 @@ def _check_no_change(
 
 
 class _CandidateNames:
-  """Which names in a checkpoint a variable may have had, the most likely first."""
+  """Returns names that a variable may have had in a checkpoint, the most likely first."""
 
   def __init__(self, news: Iterable[str], olds: Iterable[str]):
     self._olds = set(olds)

@@ -1,4 +1,4 @@
-"""Where ops go: rules that turn the device an author asked for into one that may be used.
+"""Places ops: rules that turn the device an author asked for into one that may be used.
 
 GPU placement is a switch of the process, off at first: while it is off, whatever asks for a GPU
 goes to the CPU of the same task. The device functions read flags that the runner defines (`num_ps`,
@@ -73,6 +73,25 @@ def skip_device(op: tf.Operation) -> bool:
 def default_device_fn(op: tf.Operation) -> str:
   """Returns the device of an op: a GPU only when GPUs are allowed."""
   return _CPU if skip_device(op) else _device_rule(op.device)
+
+
+def host_scalars_device_fn(op: tf.Operation) -> str:
+  """Returns the device of an op where TensorFlow places what names none, on a GPU if it can.
+
+  Counters and times stay on the host, which asks for them in every step: a copy from a GPU waits
+  until that has done everything before.
+  """
+  if op.device:
+    return op.device
+  # A variable is said to be where it is itself.
+  if _is_colocated(op) and op.colocation_groups() != [b"loc:@" + op.name.encode()]:
+    return ""
+  if op.type == "VarHandleOp":
+    is_scalar = not op.get_attr("shape").dim and not op.get_attr("shape").unknown_rank
+    return _CPU if is_scalar and tf.as_dtype(op.get_attr("dtype")) == tf.int64 else ""
+  counts = op.outputs and all(tensor.dtype == tf.int64 for tensor in op.outputs)
+  of_scalars = all(tensor.shape.rank == 0 for tensor in [*op.inputs, *op.outputs])
+  return _CPU if counts and of_scalars else ""
 
 
 def maybe_device_if_allowed(device_name: str) -> AbstractContextManager:

@@ -216,7 +216,7 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
   ):
     self._num_ps = num_ps
     self._slot_to_config = slot_to_config
-    # Of all slots of a lookup with native tables, else of each slot.
+    # For all slots of a lookup with native tables, else for each slot.
     self._raw_memo: id_splits.Memo[id_splits.RawSplit] = id_splits.Memo()
     self._memo: id_splits.Memo[list[tf.Tensor]] = id_splits.Memo()
     self._set_group(

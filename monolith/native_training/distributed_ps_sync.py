@@ -476,7 +476,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     ahead = sum(capacity for _, capacity in queues)
     for queue, capacity in queues:
       self.add_queue_hook(sync_pipeline_hooks.LockstepEnqueueHook(queue, ahead, consumer, is_last))
-      # What Q2 is filled from ends when Q1 is closed.
+      # The source of Q2 ends when Q1 is closed.
       ahead, is_last = ahead - capacity, None
 
   def _add_push_hooks(

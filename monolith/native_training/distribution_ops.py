@@ -509,8 +509,13 @@ def fused_reduce_and_split_gpu(
       raise ValueError(f"splits[{i}] has no static length")
     starts.append(starts[-1] + length)
   flat_dims = [dim for dims in slice_dims for dim in dims]
-  with tf.device("/device:CPU:0"):
-    merged_splits = tf.concat([tf.cast(split, tf.int32) for split in splits], 0)
+  if all("GPU" in getattr(split, "device", "") for split in splits):
+    # There is nothing to copy then, if they stay. TensorFlow keeps int32 on the host otherwise.
+    with tf.device(splits[0].device):
+      merged_splits = tf.cast(tf.concat(splits, 0), tf.int32)
+  else:
+    with tf.device("/device:CPU:0"):
+      merged_splits = tf.concat([tf.cast(split, tf.int32) for split in splits], 0)
   return gen_distribution_ops.monolith_fused_reduce_and_split_gpu(
     merged_splits,
     embeddings,

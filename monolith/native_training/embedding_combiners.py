@@ -86,7 +86,7 @@ class FirstN(Combiner):
       row_ids = tf.cast(ragged_utils.fused_value_rowids(key), tf.int64)
       row_starts = tf.cast(key.row_splits, tf.int64)
       positions = tf.range(tf.size(row_ids, out_type=tf.int64)) - tf.gather(row_starts, row_ids)
-      # What is beyond N shares one more place, which is cut off: a gather would turn the gradient
+      # Vectors beyond N share one more place, which is cut off: a gather would turn the gradient
       # into IndexedSlices.
       places = tf.stack([row_ids, tf.minimum(positions, self.max_seq_length)], axis=1)
       dim = embedding.shape.as_list()[-1] if embedding.shape.rank is not None else None

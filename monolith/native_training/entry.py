@@ -64,7 +64,7 @@ LearningRate = Union[float, Callable[[], Any]]
 
 
 class Optimizer(abc.ABC):
-  """How a gradient changes the values and the state of a segment."""
+  """Describes how a gradient changes the values and the state of a segment."""
 
   @abc.abstractmethod
   def as_proto(self) -> embedding_hash_table_pb2.OptimizerConfig:
@@ -80,7 +80,7 @@ class Initializer(abc.ABC):
 
 
 class Compressor(abc.ABC):
-  """How a segment is stored in a serving table."""
+  """Describes how a segment is stored in a serving table."""
 
   @abc.abstractmethod
   def as_proto(self) -> embedding_hash_table_pb2.FloatCompressorConfig:

@@ -31,7 +31,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -111,9 +111,9 @@ _EVAL = graph_estimator.ModeKeys.EVAL
 class RunConfig:
   """The part of a `RunnerConfig` that most programs need.
 
-  A field left at its default does not override a flag: in particular `max_retry_times` and
+  A field at its default does not override a flag: in particular `max_retry_times` and
   `retry_wait_in_secs` keep `RunnerConfig`'s defaults unless they are set to other values than
-  these.
+  these, and so does `partial_recovery`. A default that is given and loses is named in a warning.
   """
 
   is_local: bool = False
@@ -154,6 +154,18 @@ class RunConfig:
   save_summary_steps: int = 100
   log_step_count_steps: int = 100
 
+  # Not a field: the names that the constructor was given.
+  _given: ClassVar[frozenset[str]] = frozenset()
+
+  def __new__(cls, *args: Any, **kwargs: Any) -> RunConfig:
+    config = super().__new__(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    given = frozenset((*names[: len(args)], *kwargs))
+    # All of them are given to copies, which say nothing of what the author wrote.
+    if len(given) < len(names):
+      config.__dict__["_given"] = given
+    return config
+
   def to_json(self) -> str:
     return json.dumps(dataclasses.asdict(self))
 
@@ -188,7 +200,23 @@ class RunConfig:
       conf.enable_embedding_postpush = True
     if self.enable_parameter_sync:
       conf.enable_realtime_training = True
+    self._warn_of_lost_defaults(conf)
     return conf
+
+  def _warn_of_lost_defaults(self, conf: RunnerConfig) -> None:
+    """Names what the constructor was given, but did not hand on as it equals the default here."""
+    lost = [
+      f"{field.name} = {field.default!r} (it is {getattr(conf, field.name)!r})"
+      for field in dataclasses.fields(self)
+      if field.name in self._given
+      and getattr(self, field.name) == field.default != getattr(conf, field.name, field.default)
+    ]
+    if lost:
+      logging.warning(
+        "RunConfig does not hand on its own defaults, so these have no effect: %s. Set them on "
+        "what to_runner_config() returns.",
+        ", ".join(lost),
+      )
 
 
 class Estimator:
@@ -489,7 +517,7 @@ class Estimator:
     if mode == _EVAL and steps is not None:
       hooks = [*(hooks or []), _StopAfterRunsHook(steps)]
     if not self._runner_conf.is_local and self._runner_conf.enable_full_sync_training:
-      # Which rank this is, and where its files are, is for the caller's configuration too.
+      # The caller's configuration must know, too, which rank this is and where its files are.
       distribution_utils.init_sync_train_and_update_conf(self._runner_conf)
     conf = copy.copy(self._runner_conf)
     conf.mode = mode
@@ -560,6 +588,7 @@ class Estimator:
         # Ranks meet in every step: none can come later.
         _params_of(model).train.slow_start_steps = 0
       self._start_sync_backend()
+      assert discovery is not None  # only of local runs
       distributed_train(conf, discovery, model, self._sync_backend, hooks)
 
   def _start_sync_backend(self) -> None:
@@ -583,11 +612,12 @@ class Estimator:
     Raises:
       ValueError: there is no checkpoint.
     """
-    model = self._get_estimator()
+    model, input_fn = self._get_estimator(), self._predict_input_fn
+    assert input_fn is not None  # made with the estimator
 
     def predict(prefix: str) -> Iterator[Any]:
       predictions = model.predict(
-        self._predict_input_fn,
+        input_fn,
         predict_keys=predict_keys,
         hooks=hooks,
         checkpoint_path=prefix,

@@ -256,7 +256,7 @@ class FeatureSlot:
 
   @property
   def occurrence_threshold(self) -> int:
-    """How often an id must be seen before it gets a row."""
+    """The number of times that an id must be seen before it gets a row."""
     return self._config.occurrence_threshold or 0
 
   @property
@@ -583,10 +583,14 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
 
   Args:
     embeddings: feature name -> `[ids, dim]`.
-    embedding_slices: `<feature name>:<start>_<end>` -> pooled slice.
+    embedding_slices: pooled slices, by the keys that `create_embedding_slices` gives them.
   """
 
-  def __init__(self, embeddings: dict[str, tf.Tensor], embedding_slices: dict[str, tf.Tensor]):
+  def __init__(
+    self,
+    embeddings: dict[str, tf.Tensor],
+    embedding_slices: dict[pooling.SliceKey, tf.Tensor],
+  ):
     self._embeddings = embeddings
     self._embedding_slices = embedding_slices
 
@@ -594,29 +598,21 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
     if start is None and end is None:
       return self._embeddings[feature_name]
     assert start is not None and end is not None, f"columns [{start}, {end}), want both or none"
-    key = pooling.slice_key(feature_name, start, end)
+    key = pooling.SliceKey(feature_name, start, end)
     if key not in self._embedding_slices:
       raise KeyError(
         f"Feature {feature_name} has no columns [{start}, {end}), only "
-        f"{[f'[{s}, {e})' for s, e in self._ranges(feature_name)]}: a model function must add its "
-        "feature slices in the same order every time it is called"
+        f"{[f'[{k.start}, {k.end})' for k in self._keys(feature_name)]}: a model function must add "
+        "its feature slices in the same order every time it is called"
       )
     return self._embedding_slices[key]
 
   def get_slices(self, feature_name: str) -> list[tf.Tensor]:
-    return [
-      self._embedding_slices[pooling.slice_key(feature_name, start, end)]
-      for start, end in self._ranges(feature_name)
-    ]
+    return [self._embedding_slices[key] for key in self._keys(feature_name)]
 
-  def _ranges(self, feature_name: str) -> list[tuple[int, int]]:
-    ranges = []
-    for key in self._embedding_slices:
-      name, _, columns = key.rpartition(":")
-      if name == feature_name:
-        start, _, end = columns.partition("_")
-        ranges.append((int(start), int(end)))
-    return sorted(ranges)
+  def _keys(self, feature_name: str) -> list[pooling.SliceKey]:
+    keys = [key for key in self._embedding_slices if key.feature == feature_name]
+    return sorted(keys, key=lambda key: key.start)
 
 
 create_embedding_slices = pooling.create_embedding_slices
@@ -633,7 +629,7 @@ class FeatureFactoryFromEmbeddings(FeatureFactory):
   def __init__(
     self,
     name_to_embeddings: dict[str, tf.Tensor],
-    name_to_embedding_slices: dict[str, tf.Tensor],
+    name_to_embedding_slices: dict[pooling.SliceKey, tf.Tensor],
   ):
     super().__init__()
     self._table = EmbeddingFeatureEmbTable(name_to_embeddings, name_to_embedding_slices)

@@ -42,7 +42,7 @@ def __getattr__(name: str) -> list[tf.Operation]:
 
 
 class GradClipType(enum.Enum):
-  """How gradients are made smaller."""
+  """Names a way to make gradients smaller."""
 
   ClipByNorm = 1
   ClipByGlobalNorm = 2
@@ -286,7 +286,7 @@ def apply_gradients_with_var_optimizer(
           )
         )
     if global_step is not None:
-      # What needs the step of this batch reads it before it moves.
+      # Ops that need the step of this batch read it before it moves.
       step_device = tf.device(global_step.device or "/device:CPU:0")
       with step_device, tf.control_dependencies([*train_ops, tf.identity(global_step)]):
         train_ops.append(

@@ -33,7 +33,7 @@ def read_flag(name: str, default: Any) -> Any:
 
 
 class Status(enum.Enum):
-  """Where the scan of a docstring is."""
+  """Says where the scan of a docstring is."""
 
   BEFORE_PARAMS = 1
   IN_PARAM = 2

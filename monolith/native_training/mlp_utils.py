@@ -30,6 +30,7 @@ from monolith.native_training.settings import (
 )
 from monolith.native_training.settings.rank_environment import (
   enable_sync_training,
+  find_initialized_backend,
   get_mpi_local_size,
   get_mpi_rank,
   get_mpi_size,
@@ -246,7 +247,7 @@ class MLPEnv:
 
   @property
   def queue_device(self) -> str:
-    """Where a queue that all workers share lives."""
+    """The device of a queue that all workers share."""
     if self.all_roles.get("PS"):
       return "/job:ps/task:0/device:CPU:0"
     if self.all_roles.get("WORKER"):
@@ -424,10 +425,11 @@ def begin(self) -> None:
   graph = tf.compat.v1.get_default_graph()
   dataset_ids = graph.get_collection(_DATASET_ID_COLLECTION)
   if dataset_ids and enable_sync_training():
+    lib = find_initialized_backend()
     try:
-      if env_utils.get_bool("MONOLITH_WITH_BYTEPS"):
+      if lib is None and env_utils.get_bool("MONOLITH_WITH_BYTEPS"):
         import byteps.tensorflow as lib
-      else:
+      elif lib is None:
         import horovod.tensorflow as lib
     except ImportError as e:
       logging.warning("cannot broadcast the dataset id: %r", e)

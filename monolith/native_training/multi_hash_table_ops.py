@@ -55,6 +55,7 @@ for _op_type in (
 ):
   auto_control_deps_utils.register_read_only_resource_op(_op_type)
 
+_HOST = "/device:CPU:0"
 _MULTI_HASH_TABLE_GRAPH_KEY = "monolith_multi_hash_tables"
 _TIMEOUT_IN_MS = 3600000
 _SAVED_FILE = re.compile(r"(?P<name>.*?)(\.meta)?-\d{5}-of-\d{5}")
@@ -273,9 +274,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     # With none, each table goes by its own configuration.
     self._slot_expire_time_config = b"" if cc.expires_apart else cc.slot_expire_time_config
     self._saver_parallel = saver_parallel
-    self._learning_rate_tensor = tf.stack(
-      [tf.cast(rate, tf.float32) for rate in learning_rate_list], name="learning_rate"
-    )
+    with tf.device(_HOST):
+      self._learning_rate_tensor = tf.stack(
+        [tf.cast(rate, tf.float32) for rate in learning_rate_list], name="learning_rate"
+      )
     with tf.device(device):
       created = gen_monolith_ops.create_monolith_multi_hash_table(
         cc.mconfig_tensor, hash_filter, sync_client, shared_name=self._shared_name
@@ -344,7 +346,9 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       config = cc.configs[name]
       if len(config.learning_rate_fns) != len(config.table_config.entry_config.segments):
         raise ValueError("Size of learning_rate_fns and size of segments must be equal.")
-      learning_rates += config.call_learning_rate_fns_fewer_ops()
+      # Also of tables on a GPU, whose ops take them from the host.
+      with tf.device(_HOST):
+        learning_rates += config.call_learning_rate_fns_fewer_ops()
     device = _device_of_group(cc.mconfig)
     with tf.device(device):
       if hash_filter is None:

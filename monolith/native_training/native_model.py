@@ -454,7 +454,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     """Appends a line per example to the file of this worker."""
     fields = [field.strip() for field in (self.p.output_fields or "").split(",")]
     columns = [model_outputs.as_text(features[field]) for field in fields if field]
-    order = range(len(outputs.preds))
+    order = list(range(len(outputs.preds)))
     if outputs.is_dict:
       order = sorted(order, key=outputs.heads.__getitem__)
     columns += [model_outputs.as_text(outputs.preds[i]) for i in order]
@@ -680,7 +680,9 @@ class MonolithModel(MonolithBaseModel):
       # The tables know the slices of the dry run by the order in which they were added.
       for name, dim in zip(names, dims):
         self._get_slice(name, slice_name, dim, initializer, optimizer, compressor, learning_rate_fn)
-      return self.ctx.layout_factory.get_layout(layout_name)
+      factory = self.ctx.layout_factory
+      assert factory is not None
+      return factory.get_layout(layout_name)
 
     columns, slices = [], []
     for name, dim in zip(names, dims):

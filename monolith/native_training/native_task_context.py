@@ -1,4 +1,4 @@
-"""Where in a cluster the code that builds a graph runs."""
+"""Says where in a cluster the code that builds a graph runs."""
 
 from __future__ import annotations
 

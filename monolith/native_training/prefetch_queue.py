@@ -400,6 +400,16 @@ class AsyncPushHook(tf.compat.v1.train.SessionRunHook):
     self._filled_by_runs = False
     self._fills_queue = RunNeedsOp(queue.enqueue_op)
 
+  @property
+  def run_ops(self) -> Any:
+    """Returns what a run has to fetch so that it runs the ops."""
+    return self._run_ops
+
+  @property
+  def is_running(self) -> bool:
+    """Whether runs have left something to work on."""
+    return self._queue_init
+
   def begin(self) -> None:
     self._queue_size = self._queue.size()
     # Before checkpoints are saved: what is in the queue belongs to them.

@@ -1,4 +1,4 @@
-"""How the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, MLP, or files.
+"""Lets the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, MLP, or files.
 
 Each discovery maps a role ("ps", "worker") to `{index: "host:port"}`.
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class ServiceDiscoveryType(enum.Enum):
-  """Where processes register themselves."""
+  """Names a place where processes register themselves."""
 
   PRIMUS = 1
   CONSUL = 2

@@ -52,7 +52,7 @@ class TouchedKeySet:
 
   @property
   def concurrency_level(self) -> int:
-    """How many threads may usefully insert at once."""
+    """The number of threads that may usefully insert at once."""
     return self._concurrency_level
 
   @property

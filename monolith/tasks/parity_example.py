@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import (
   base_embedding_host_call,
   base_embedding_task,
@@ -76,7 +77,7 @@ class ParityTask(base_embedding_task.BaseEmbeddingTask):
       labels = features[self.p.train.label_key]
       predictions = tf.sigmoid(logits)
       loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-      spec = tf.compat.v1.estimator.tpu.TPUEstimatorSpec
+      spec = _tensorflow.import_tpu_estimator().TPUEstimatorSpec
       if mode == graph_estimator.ModeKeys.EVAL:
         return spec(mode=mode, loss=loss, eval_metrics=(_metric_fn, [labels, predictions]))
       optimizer = self.cross_shard_optimizer(

@@ -1,4 +1,4 @@
-"""What agents answer and ask: `tfs_monitor`, `mocked_tfserving`, `zk_mirror`, `client` with it.
+"""Tests what agents say: `tfs_monitor`, `mocked_tfserving`, `zk_mirror`, `client` with it.
 
 Covers `replica_updater`, too.
 """

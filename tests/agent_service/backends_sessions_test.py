@@ -1,4 +1,4 @@
-"""What lost sessions and a ZooKeeper that is away may not do: real server, real processes.
+"""Tests that lost sessions and a ZooKeeper that is away do no harm: real server, real processes.
 
 Covers `zk_nodes`.
 """

@@ -1,4 +1,4 @@
-"""What serving says in ZooKeeper, and training reads there: `backends`, `bindings`, `layouts`."""
+"""Tests notes of serving in ZooKeeper for training: `backends`, `bindings`, `layouts`."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""What replicas write about themselves."""
+"""Tests what replicas write about themselves."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""What the serving side agrees on.
+"""Tests what the serving side agrees on.
 
 Tests of `names`, `serving_protos`, `instance_formater` and `record_file`.
 """

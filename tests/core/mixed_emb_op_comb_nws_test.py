@@ -17,7 +17,7 @@ class MixedEmbedOpCombTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
     keras.backend.clear_session()
-    # What is drawn is the same in every run: one of four outcomes may be missing among fifty.
+    # The draws are the same in every run: one of four outcomes may be missing among fifty.
     tf.compat.v1.set_random_seed(1)
     self.global_step = tf.compat.v1.train.get_or_create_global_step()
 

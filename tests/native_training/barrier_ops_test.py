@@ -179,7 +179,7 @@ class BarrierOpsTest(tf.test.TestCase):
         wait_seconds=0.05,
         barrier_callbacks=[lambda action, session: actions.append(action)],
       )
-      # What a restarted worker runs: it must not reset what the chief wrote.
+      # A restarted worker runs this: it must not reset what the chief wrote.
       worker_init = tf.compat.v1.local_variables_initializer()
 
     with tf.compat.v1.Session(server.target, graph=chief_graph) as chief:

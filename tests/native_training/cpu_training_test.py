@@ -394,7 +394,7 @@ class CpuTrainingMergedTest(CpuTrainingTestBase, tf.test.TestCase):
 
 
 class ConfigTest(tf.test.TestCase):
-  """What the constructor decides."""
+  """The constructor's decisions."""
 
   def _task(self, configure=None):
     params = FeatureTask.params()
@@ -556,7 +556,7 @@ class ConfigTest(tf.test.TestCase):
 
 
 class BadInputTest(tf.test.TestCase):
-  """What a task may get wrong, and what it is told."""
+  """Mistakes of a task, and what it is told."""
 
   def _train(self, features):
     class Task(FeatureTask):

@@ -106,6 +106,7 @@ class DemoTest(absltest.TestCase):
     self.assertGreater(first_step, step)
     self.assertGreater(self._saved_step(output), step)
 
+  @absltest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "minutes long: make soak")
   def test_interrupt_of_the_first_model(self):
     arguments = [f"--model_dir={self.model_dir}", *_SMALL, "--epochs=1", "--ffm_steps=1000000"]
     output = self._interrupt(arguments, "FFM model")

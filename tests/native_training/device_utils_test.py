@@ -261,6 +261,20 @@ class RunnerDeviceFnTest(tf.test.TestCase):
     with tf.compat.v1.device(device_utils.input_device_fn):
       self.assertEqual(tf.constant(1).device, "/device:CPU:0")
 
+  def test_counters_stay_on_the_host_in_local_training_on_a_gpu(self):
+    with tf.Graph().as_default() as graph, graph.device(device_utils.host_scalars_device_fn):
+      step = tf.compat.v1.train.create_global_step()
+      ids = tf.compat.v1.placeholder(tf.int64, [None])
+      weights = tf.compat.v1.get_variable("weights", [3])
+      with tf.device("/device:GPU:0"):
+        asked_for = tf.identity(tf.constant(1, tf.int64))
+      on_host = [step.handle, step + 1, tf.cast(tf.timestamp(), tf.int64), tf.constant(1, tf.int64)]
+      anywhere = [ids + 1, tf.reduce_sum(ids), tf.constant(0.5), weights.handle, weights + 1]
+
+      self.assertEqual({tensor.device for tensor in on_host}, {"/device:CPU:0"})
+      self.assertEqual({tensor.device for tensor in anywhere}, {""})
+      self.assertEqual(asked_for.device, "/device:GPU:0")
+
   def test_model_device_fn(self):
     def devices():
       with tf.compat.v1.device(device_utils.model_device_fn):

@@ -1,4 +1,4 @@
-"""What a rank finds out and sets up before it builds its graph."""
+"""Tests what a rank finds out and sets up before it builds its graph."""
 
 import dataclasses
 import os
@@ -112,7 +112,7 @@ class InitTest(_Test):
     )  # fmt: skip
 
   def test_own_folder(self):
-    # Of every config, not only of the one with which the backend was initialised.
+    # In every config, not only in the one with which the backend was initialised.
     for _ in range(2):
       config = _Config(merge_sync_training_ckpt=False)
       distribution_utils.init_sync_train_and_update_conf(config)

@@ -254,7 +254,7 @@ class EvaluateTest(tf.test.TestCase):
       first = est.evaluate()
       self.assertEqual(est.evaluate(), first)
       self.assertEqual(collect.call_count, 1)
-      # What has changed is asked again.
+      # A change is asked for again.
       est._model.p.train.per_replica_batch_size = 3
       est.evaluate()
       est._model.users = "others"
@@ -270,7 +270,7 @@ class EvaluateTest(tf.test.TestCase):
     self.assertEqual(metrics["global_step"], 40)
     self.assertEqual(metrics["mean_label"], 0.5)
     self.assertBetween(metrics["calibration"], 0.9, 1.1)
-    # Of a batch of eight the sum would be eight times that.
+    # The sum of a batch of eight would be eight times that.
     self.assertAllClose(metrics["loss"], metrics["log_loss"], rtol=1e-4)
     self.assertLess(metrics["loss"], 0.6)
     self.assertAllClose(

@@ -1,5 +1,6 @@
 """A model is trained, evaluated, exported and served through `Estimator`."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -266,6 +267,33 @@ class RunConfigTest(tf.test.TestCase):
     self.assertTrue(conf.enable_embedding_postpush)
     self.assertFalse(conf.enable_realtime_training)
     self.assertIsNone(conf.partial_recovery)
+
+  def test_given_defaults_without_effect_are_named(self):
+    config = estimator.RunConfig(
+      is_local=True, max_retry_times=6, retry_wait_in_secs=7, partial_recovery=False, num_ps=0
+    )
+    for given in (config, copy.deepcopy(config)):
+      with self.assertLogs("absl", "WARNING") as logs:
+        given.to_runner_config()
+
+      self.assertEqual(
+        logs.output,
+        [
+          "WARNING:absl:RunConfig does not hand on its own defaults, so these have no effect: "
+          "partial_recovery = False (it is None), max_retry_times = 6 (it is 0). Set them on what "
+          "to_runner_config() returns."
+        ],
+      )
+
+  def test_defaults_that_are_not_given_are_not_named(self):
+    config = estimator.RunConfig(is_local=True)
+    for quiet in (
+      config,
+      dataclasses.replace(config),
+      estimator.RunConfig.from_json(config.to_json()),
+    ):
+      with self.assertNoLogs("absl", "WARNING"):
+        quiet.to_runner_config()
 
   def test_values_override(self):
     conf = estimator.RunConfig(

@@ -5,6 +5,8 @@ Covers `tables/pooling.py`.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from unittest import mock
 
 import tensorflow as tf
@@ -18,6 +20,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import pooling
 from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
@@ -209,6 +212,7 @@ class EmbeddingSlicesTest(tf.test.TestCase):
     slices = self._slices(embeddings, _ragged([0, 1, 1, 3]), embedding_combiners.ReduceSum())
 
     self.assertEqual(sorted(slices), ["f:0_1", "f:1_2"])
+    self.assertEqual([(s.feature, s.start, s.end) for s in slices], [("f", 0, 1), ("f", 1, 2)])
     with self.session() as sess:
       values = sess.run(slices)
     self.assertAllEqual(values["f:0_1"], [[1], [0], [5]])
@@ -275,6 +279,13 @@ class EmbeddingSlicesTest(tf.test.TestCase):
       with self.session() as sess:
         self.assertAllEqual(sess.run(gradient), [[0, 1], [0, share], [0, share]])
 
+  def test_copies_of_keys_are_keys(self):
+    key = pooling.SliceKey("f:0_1", 2, 6)
+
+    for copied in (copy.deepcopy(key), pickle.loads(pickle.dumps(key))):
+      self.assertEqual(copied, "f:0_1:2_6")
+      self.assertEqual((copied.feature, copied.start, copied.end), ("f:0_1", 2, 6))
+
 
 class FeatureFactoryFromEmbeddingsTest(tf.test.TestCase):
   def setUp(self):
@@ -300,6 +311,22 @@ class FeatureFactoryFromEmbeddingsTest(tf.test.TestCase):
 
   def test_concat_is_the_very_tensor(self):
     self.assertIs(self.column.get_all_embeddings_concat(), self.embeddings["f"])
+
+  def test_slices_come_by_their_first_column(self):
+    ids = _ragged([0, 1])
+    widths = [1] * 11
+    slices = feature.create_embedding_slices(
+      {name: tf.constant([[float(i) for i in range(11)]]) for name in ("f", "ff")},
+      {"f": ids, "ff": ids},
+      dict.fromkeys(("f", "ff"), embedding_combiners.ReduceSum()),
+      {"f": widths, "ff": widths},
+    )
+    table = feature.EmbeddingFeatureEmbTable({}, dict(reversed(slices.items())))
+
+    with self.session() as sess:
+      values = sess.run(table.get_slices("f"))
+
+    self.assertAllEqual([value[0, 0] for value in values], range(11))
 
   def test_unknown_slice(self):
     with self.assertRaisesRegex(KeyError, r"f has no columns \[1, 4\).*\[1, 3\)"):

@@ -295,7 +295,7 @@ class ApplyGradientsWithVarOptimizerTest(_GraphTest):
 
 
 class AllreduceTest(_GraphTest):
-  """Of one rank, which is its own average."""
+  """The average over one rank is its own value."""
 
   def setUp(self):
     super().setUp()

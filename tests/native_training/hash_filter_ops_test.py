@@ -68,7 +68,7 @@ class InterceptTest(FilterTest):
       self.assertAllEqual(sess.run(kept), [0, 0, 1])
       sess.run(save)
       self.assertLen(_split_files(self.base), 7)
-      # What was counted since the save is forgotten, also in a new session.
+      # Counts since the save are forgotten, also in a new session.
       sess.run(kept)
       sess.run(restore)
       self.assertAllEqual(sess.run(kept), [1, 0, 1])

@@ -1,4 +1,4 @@
-"""What a machine without a GPU can tell of tables on one: configuration, placement, messages.
+"""Tests tables on a GPU as far as a machine without one can: configuration, placement, messages.
 
 Of `hash_table_ops`, `multi_hash_table_ops`, `entry` and `driver.tables`.
 """

@@ -215,7 +215,7 @@ class MultiFIFOQueueTest(tf.test.TestCase):
   def test_elements_come_out_where_the_queue_is(self):
     device_utils.enable_gpu_training()
     self.addCleanup(device_utils.disable_gpu_training)
-    # Which puts ops without a device on the CPU.
+    # This puts ops without a device on the CPU.
     with tf.Graph().as_default(), tf.compat.v1.device(device_utils.default_device_fn):
       with tf.device("/device:GPU:0"):
         on_gpu = tf.random.uniform([3])
@@ -649,7 +649,7 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
 
     def target(value):
       out = value + 1
-      # What the enqueue op takes now needs what the function computes.
+      # The enqueue op's inputs now need what the function computes.
       loop.op._update_input(0, out)
       return out
 

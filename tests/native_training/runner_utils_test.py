@@ -258,7 +258,7 @@ class RunnerUtilsTest(unittest.TestCase):
   def test_fields_and_flags(self):
     names = [field.name for field in dataclasses.fields(RunnerConfig)]
 
-    self.assertEqual(len(names), 130)
+    self.assertEqual(len(names), 131)
     self.assertEqual(
       [name for name in names if name not in FLAGS],
       ["profile_save_steps_interval", "reload_alias_map", "device_fn", "use_dataservice"],

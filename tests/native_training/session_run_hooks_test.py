@@ -12,7 +12,7 @@ tf.compat.v1.disable_eager_execution()
 
 
 class _RunContext:
-  """What a hook sees of a run."""
+  """Stands in for what a hook sees of a run."""
 
   def __init__(self, session):
     self.session = session

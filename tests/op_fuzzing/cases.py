@@ -34,7 +34,7 @@ FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e38, -1e38, float("inf"), float("-i
 DTYPES = [tf.float32, tf.int64, tf.int32, tf.string, tf.float16, tf.float64, tf.bool, tf.uint8]
 DTYPES += [tf.uint64, tf.int16, tf.complex64, tf.qint8, tf.variant, tf.resource, tf.bfloat16]
 
-# What a string attribute may say, by its name.
+# Values of a string attribute, by its name.
 WORDS = {
   "variant_type": ["instance", "example", "example_batch", "examplebatch"],
   "input_type": ["instance", "example", "example_batch", "examplebatch"],

@@ -11,6 +11,7 @@ from google.protobuf import descriptor, text_format
 from google.protobuf.message import Message
 
 from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
+from monolith import _tensorflow
 from monolith.native_training import entry
 from monolith.native_training.data import data_op_config_pb2
 from monolith.native_training.data.transform import transform_config_pb2
@@ -219,7 +220,7 @@ def randomize(rng: random.Random, message: Message, depth: int, density: float =
     if field.cpp_type == _F.CPPTYPE_MESSAGE:
       if depth > 0:
         _randomize_submessage(rng, message, field, depth, density)
-    elif field.label == _F.LABEL_REPEATED:
+    elif _tensorflow.is_repeated(field):
       count = rng.choice([0, 1, 2, 3, 5])
       getattr(message, field.name).extend(_value(rng, field) for _ in range(count))
     else:
@@ -237,7 +238,7 @@ def _randomize_submessage(rng, message: Message, field, depth: int, density: flo
         randomize(rng, getattr(message, field.name)[key], depth - 1, density)
       else:
         getattr(message, field.name)[key] = _value(rng, values)
-  elif field.label == _F.LABEL_REPEATED:
+  elif _tensorflow.is_repeated(field):
     for _ in range(rng.choice([0, 1, 2, 3])):
       randomize(rng, getattr(message, field.name).add(), depth - 1, density)
   else:

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
     print(case.describe(), flush=True)
     print(_run(case, print), flush=True)
     return
-  # What a kernel prints must not come between the answers, nor may one read the questions.
+  # Output of a kernel must not come between the answers, nor may one read the questions.
   answers = os.fdopen(os.dup(1), "w")
   questions = os.fdopen(os.dup(0))
   os.dup2(2, 1)

@@ -1009,7 +1009,7 @@ def expected(path):
 
 
 def compiled(path):
-  """What `expected` returns, without the defaults, read from the compiled descriptor."""
+  """Returns what `expected` does, without the defaults, read from the compiled descriptor."""
   file = file_proto(path)
   prefix = f".{file.package}." if file.package else "."
   messages, enums, entries = {}, {}, {}

@@ -1,4 +1,4 @@
-"""Replicas of a row log are killed: no request fails with one retry, and no row is lost.
+"""Promise: a killed replica of a row log fails no request with one retry, and loses no row.
 
 Two replicas follow one log while rows are written to it. Each one that was killed must be available
 again, and equal to the writer bit by bit. `tests/realtime/replica_test.py` kills one in every run.

@@ -1,4 +1,8 @@
-"""What may not happen to synchronous training when one rank is in trouble."""
+"""Promise: when one synchronous rank is in trouble, the others end soon, and name it.
+
+Whatever carries out the exchanges: Horovod's and TensorFlow's engine take turns, and both see a
+rank that is killed and one that fails.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 from monolith.native_training import hvd_lib
-from tests import horovod_processes, sync_trainer
+from tests import rank_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
 
 pytestmark = pytest.mark.thorough
@@ -28,8 +32,7 @@ _PIPELINE = {
 }
 
 
-def setUpModule():  # noqa: N802
-  horovod_processes.require_horovod()
+_HOROVOD, _TENSORFLOW = rank_processes.ENGINES
 
 
 class SyncFaultsTest(parameterized.TestCase):
@@ -38,11 +41,12 @@ class SyncFaultsTest(parameterized.TestCase):
     self.folder = os.environ["TEST_TMPDIR"]
     self.model_dir = os.path.join(self.folder, "model")
 
-  def _run(self, count, job):
+  def _run(self, count, job, engine):
     """Runs ranks to their end; returns statuses, outputs, seconds between first and last end."""
+    rank_processes.require_engine(engine)
     job.write(self.folder, "job")
     command = ["-m", "tests.sync_trainer", self.folder, "job"]
-    with horovod_processes.HorovodProcesses(count, command) as ranks:
+    with rank_processes.RankProcesses(count, command, engine) as ranks:
       deadline = time.monotonic() + _TIMEOUT_SECS
       while all(process.poll() is None for process in ranks.processes):
         if time.monotonic() > deadline:
@@ -53,8 +57,14 @@ class SyncFaultsTest(parameterized.TestCase):
       return statuses, [ranks.output(i) for i in range(count)], time.monotonic() - start
 
   # With `enable_async_optimize` the update of a step is applied in the next one, after its save.
-  @parameterized.named_parameters(("plain", {}, 10), ("pipelined", _PIPELINE, 9))
-  def test_a_killed_rank_ends_the_others_and_training_goes_on_without_it(self, config, num_updates):
+  @parameterized.named_parameters(
+    ("plain", {}, 10, _TENSORFLOW),
+    ("pipelined", _PIPELINE, 9, _TENSORFLOW),
+    ("pipelined_horovod", _PIPELINE, 9, _HOROVOD),
+  )
+  def test_a_killed_rank_ends_the_others_and_training_goes_on_without_it(
+    self, config, num_updates, engine
+  ):
     job = Job(
       self.model_dir,
       [100, 100],
@@ -62,7 +72,7 @@ class SyncFaultsTest(parameterized.TestCase):
       die_at={"1": 12},
     )
 
-    statuses, outputs, seconds = self._run(2, job)
+    statuses, outputs, seconds = self._run(2, job, engine)
 
     self.assertEqual(statuses[1], -9, outputs[1])
     self.assertGreater(statuses[0], 0, outputs[0])
@@ -82,10 +92,11 @@ class SyncFaultsTest(parameterized.TestCase):
       for element in range(num_updates):
         self.assertIn(own_id(rank, element), {row_id for _, row_id in restored})
 
-  def test_an_error_of_one_rank_ends_the_others(self):
+  @parameterized.parameters(*rank_processes.ENGINES)
+  def test_an_error_of_one_rank_ends_the_others(self, engine):
     job = Job(self.model_dir, [1000, 1000, 1000], config=_PIPELINE, raise_at={"2": 4})
 
-    statuses, outputs, seconds = self._run(3, job)
+    statuses, outputs, seconds = self._run(3, job, engine)
 
     self.assertTrue(all(status > 0 for status in statuses), statuses)
     self.assertLess(seconds, _PROMISED_SECS)
@@ -94,7 +105,7 @@ class SyncFaultsTest(parameterized.TestCase):
     self.assertTrue(re.search(r"Rank 1 lost rank 0", outputs[1]), outputs[1])
 
   def test_a_rank_without_data_says_so(self):
-    statuses, outputs, seconds = self._run(2, Job(self.model_dir, [5, 0]))
+    statuses, outputs, seconds = self._run(2, Job(self.model_dir, [5, 0]), _TENSORFLOW)
 
     self.assertTrue(all(status > 0 for status in statuses), statuses)
     self.assertLess(seconds, _PROMISED_SECS)
@@ -104,7 +115,7 @@ class SyncFaultsTest(parameterized.TestCase):
   def test_a_disk_that_fails_on_one_rank_fails_the_save_on_all(self):
     job = Job(self.model_dir, [3, 3], fail_saves={"1": "os"})
 
-    statuses, outputs, seconds = self._run(2, job)
+    statuses, outputs, seconds = self._run(2, job, _HOROVOD)
 
     self.assertTrue(all(status > 0 for status in statuses), statuses)
     self.assertLess(seconds, _PROMISED_SECS)
@@ -121,7 +132,8 @@ class SyncFaultsTest(parameterized.TestCase):
     result = sync_trainer.run_job(Job(f"{self.model_dir}0", [2]))
     self.assertEqual(result["error"], "")
 
-    statuses, outputs, _ = self._run(2, Job(self.model_dir + "{rank}", [2, 2]))
+    job = Job(self.model_dir + "{rank}", [2, 2])
+    statuses, outputs, _ = self._run(2, job, _TENSORFLOW)
 
     self.assertTrue(all(status > 0 for status in statuses), statuses)
     for output in outputs:

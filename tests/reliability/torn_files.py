@@ -577,7 +577,7 @@ def check(kind: Kind, dataset: tf.data.Dataset | None, path: str, good: list) ->
 
 
 def run(folder: str, mutants: int, only: str | None = None, seed: int | None = None) -> dict:
-  """Reads so many mutants of all kinds. Returns how many ended in which way."""
+  """Reads this number of mutants of all kinds. Returns how many ended in which way."""
   counts: dict[str, int] = {}
   chosen = [kind for kind in kinds() if only is None or kind.name == only]
   opened = {}

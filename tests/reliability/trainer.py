@@ -94,7 +94,7 @@ class Trainer:
         ],
         **hook_kwargs,
       )
-      # What restores tables and filters; a test may add to it until there is a session.
+      # Restores tables and filters; a test may add to it until there is a session.
       self.restore_listeners = [
         hash_table_ops.HashTableCheckpointRestorerListener(self.basename),
         multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(self.basename),
@@ -176,7 +176,7 @@ class Trainer:
 
 
 class ChildError(Exception):
-  """What went wrong in a child process, with its traceback."""
+  """Holds what went wrong in a child process, with its traceback."""
 
 
 def run_in_child(function, *args):

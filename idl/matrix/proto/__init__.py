@@ -1,0 +1,1 @@
+"""Messages of samples, generated from `proto/idl/matrix/proto`."""

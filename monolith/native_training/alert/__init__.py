@@ -1,0 +1,1 @@
+"""Alerts of a training run. Layer: driver."""

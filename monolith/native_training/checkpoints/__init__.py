@@ -1,0 +1,1 @@
+"""Saves and restores files: checkpoints, their savers and hooks. Layer: checkpoints."""

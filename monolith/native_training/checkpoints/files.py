@@ -24,8 +24,8 @@ from tensorflow.python.lib.io import _pywrap_record_io, file_io
 from tensorflow.python.training import py_checkpoint_reader
 
 _DELETE_THREADS = 16
-# What an atomic write of TensorFlow (`x.tmp<uuid>`) or its bundle writer (`x.tempstate<number>`)
-# leaves behind when it is killed.
+# Leftovers of an atomic write of TensorFlow (`x.tmp<uuid>`) or of its bundle writer
+# (`x.tempstate<number>`) that was killed.
 _TEMPORARY_FILE = re.compile(r"\.tmp[0-9a-f]{32}$|\.tempstate\d+$")
 # Files that saver hooks write beside the checkpoints.
 _STATE_FILES = ("checkpoint", "monolith_checkpoint", "graph.pbtxt", "meta_graph_for_debugging.pb")

@@ -35,7 +35,7 @@ def leave_out_large_constants(graph: tf.Graph) -> None:
   are written when a run starts, so each is made from the last one while that is up to date.
   """
   describe = graph.as_graph_def
-  last: list[Any] = []  # What describes the graph, and which version of it in which way.
+  last: list[Any] = []  # The description of the graph, of which version, in which way.
 
   def as_graph_def(*args: Any, **kwargs: Any) -> Any:
     key = (graph.version, args, kwargs)

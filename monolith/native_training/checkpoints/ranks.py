@@ -205,7 +205,7 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
       return
     with self._lock:
       step = run_context.session.run(self._global_step_tensor)
-      # What the run itself read may be the step before: the next one would not count as a new step.
+      # The run itself may have read the step before: the next one would not count as a new step.
       self._last_step = int(step)
       self._timer.update_last_triggered_step(step)
       if self._save(run_context.session, step):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -35,7 +35,7 @@ class CheckpointChangedError(tf.errors.DataLossError):
 
 @dataclasses.dataclass
 class _Start:
-  """How a session starts.
+  """Says how a session starts.
 
   Attributes:
     prefix: the checkpoint of its variables; `None` if they are initialized, or not known.
@@ -98,9 +98,12 @@ def check(session: Any, cause: Exception | None = None) -> None:
     cause: what went wrong in restoring, if anything did.
 
   Raises:
-    CheckpointChangedError: it was deleted or written again.
+    CheckpointChangedError: it was deleted or written again, or a saver that does not call `begin`
+      has restored another one than the newest.
   """
   start = _starts.get(session)
+  if start is not None and not start.is_known:
+    _check_step(session, start.tables.values())
   if start is None or start.prefix is None or start.stamp is None:
     return
   if _stamp(start.prefix) == start.stamp and not is_withdrawn(start.prefix):
@@ -113,6 +116,30 @@ def check(session: Any, cause: Exception | None = None) -> None:
     f"newest checkpoint there is {newest}. Start again to restore that one."
     + (f" ({cause})" if cause is not None else ""),
   ) from cause
+
+
+def _check_step(session: Any, prefixes: Iterable[str | None]) -> None:
+  """Checks that the variables of a session are from the step of the checkpoints of its tables.
+
+  Variables of step 0 are initialized ones, beside which any rows may be wanted.
+  """
+  global_step = tf.compat.v1.train.get_global_step(session.graph)
+  if global_step is None:
+    return
+  for prefix in filter(None, prefixes):
+    reader = tf.train.load_checkpoint(prefix)
+    if not reader.has_tensor(global_step.op.name):
+      continue
+    saved, step = int(reader.get_tensor(global_step.op.name)), int(session.run(global_step))
+    if step not in (0, saved):
+      raise CheckpointChangedError(
+        None,
+        None,
+        f"The variables of the session are from step {step}, but its tables from {prefix}, of "
+        f"step {saved}: another process saved while a `tf.train.Saver` restored. Start again, or "
+        "use a `PartialRecoverySaver` (monolith.native_training.save_utils), which takes one "
+        "checkpoint for both.",
+      )
 
 
 def is_withdrawn(prefix: str) -> bool:

@@ -445,7 +445,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._check_checkpoint_exists(save_path)
     reader = py_checkpoint_reader.NewCheckpointReader(save_path)
     is_partial = getattr(restore_ops[0], "is_partial", False)
-    # Which ones are new was found out before the session chose its checkpoint.
+    # The new ones were found out before the session chose its checkpoint.
     known = sorted(
       set(getattr(restore_ops[0], "new", ())) & set(reader.get_variable_to_shape_map())
     )

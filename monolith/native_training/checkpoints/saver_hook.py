@@ -120,7 +120,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   # Made by the base class.
   _listeners: list[tf.compat.v1.train.CheckpointSaverListener]
 
-  # Of the base class.
+  # A method of the base class.
   _save_graph_def: bool
 
   def __init__(

@@ -32,7 +32,7 @@ class BadRows:
 
   @property
   def count(self) -> int:
-    """How many rows were skipped."""
+    """The number of rows that were skipped."""
     with self._lock:
       return self._count
 

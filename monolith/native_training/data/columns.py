@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -46,7 +46,15 @@ _INT64 = _int64_pattern()
 class Column(abc.ABC):
   """One field of a row."""
 
-  want: str  # what a text must be, for messages
+  @property
+  def rounds(self) -> bool:
+    """Whether whole numbers that a float32 would round are bad."""
+    return False
+
+  @property
+  @abc.abstractmethod
+  def want(self) -> str:
+    """The kind of text that is wanted, in words for messages."""
 
   @abc.abstractmethod
   def find_bad(self, text: tf.Tensor) -> tf.Tensor:
@@ -59,7 +67,7 @@ class Column(abc.ABC):
   @property
   @abc.abstractmethod
   def proto_feature(self) -> tf.io.RaggedFeature | tf.io.FixedLenFeature:
-    """How `tf.io.parse_example` reads the feature of a `tf.train.Example`."""
+    """The way in which `tf.io.parse_example` reads the feature of a `tf.train.Example`."""
 
   @abc.abstractmethod
   def from_proto(self, value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
@@ -127,9 +135,9 @@ class Number(Column):
 
   Attributes:
     default: the number of an empty field; without it an empty field is bad.
-    dtype: `tf.float32`, which holds whole numbers up to 2^24 and rounds larger ones; or `tf.int64`,
-      which keeps every digit of a timestamp or a count. In a TFRecord, a list of floats or a list
-      of int64.
+    dtype: `tf.float32`; or `tf.int64`, which keeps every digit of a timestamp or a count. A whole
+      number above 2^24 that a float32 would round is bad. In a TFRecord, a list of floats, as they
+      are, or a list of int64.
 
   Raises:
     ValueError: `dtype` is another one, or `default` is none of its numbers.
@@ -150,16 +158,20 @@ class Number(Column):
       object.__setattr__(self, "default", int(self.default))
 
   @property
+  def rounds(self) -> bool:
+    return self.dtype == tf.float32
+
+  @property
   def want(self) -> str:
     want = "a number" if self.dtype == tf.float32 else "a whole number of 64 bits"
     return want if self.default is None else f"{want} or nothing"
 
   def find_bad(self, text: tf.Tensor) -> tf.Tensor:
     text = tf.strings.strip(text)
-    if self.dtype == tf.int64:
+    if not self.rounds:
       bad = tf.logical_not(tf.strings.regex_full_match(text, _INT64))
     else:
-      bad = _find_bad_numbers(text)
+      bad = tf.logical_or(_find_bad_numbers(text), find_rounded(text))
     return bad if self.default is None else tf.logical_and(tf.not_equal(text, ""), bad)
 
   def read(self, text: tf.Tensor) -> tf.Tensor:
@@ -299,14 +311,27 @@ def _check_boundaries(boundaries: Sequence[float]) -> None:
 
 def _find_bad_numbers(text: tf.Tensor) -> tf.Tensor:
   is_number = tf.strings.regex_full_match(text, _NUMBER)
-  # What float32 cannot hold would become infinite.
+  # A number that float32 cannot hold would become infinite.
   is_finite = tf.math.is_finite(tf.strings.to_number(tf.where(is_number, text, "0")))
   return tf.logical_not(tf.logical_and(is_number, is_finite))
+
+
+def find_rounded(text: tf.Tensor) -> tf.Tensor:
+  """Returns which texts are whole numbers of which a float32 would lose digits."""
+  text = tf.strings.strip(text)
+  is_long = tf.strings.regex_full_match(text, r"-?\d{8,}")
+  digits = tf.strings.regex_replace(tf.where(is_long, text, "0"), r"^(-?)0+(\d)", r"\1\2")
+  kept = tf.cast(tf.strings.to_number(digits, tf.float32), tf.float64)
+  return tf.not_equal(tf.strings.as_string(kept, precision=0), digits)
 
 
 def _ragged_match(text: tf.RaggedTensor, pattern: str) -> tf.RaggedTensor:
   return text.with_flat_values(tf.strings.regex_full_match(text.flat_values, pattern))
 
 
-def _map_flat(function, text: tf.RaggedTensor, dtype: tf.DType = tf.int64) -> tf.RaggedTensor:
+def _map_flat(
+  function: Callable[[tf.Tensor, tf.DType], tf.Tensor],
+  text: tf.RaggedTensor,
+  dtype: tf.DType = tf.int64,
+) -> tf.RaggedTensor:
   return text.with_flat_values(function(text.flat_values, dtype))

@@ -63,7 +63,7 @@ _DEFAULT_BUFFER_SIZE = 64 * 1024 * 1024
 
 
 class CompressType(enum.Enum):
-  """How a file is compressed."""
+  """Names the compression of a file."""
 
   UNKNOW = 0
   NO = 1
@@ -515,9 +515,8 @@ def _negative_gen(
   """Makes a `NegativeGenDataset`; items of negatives are cached too unless told otherwise."""
   if len(args) <= _CACHE_ONLY_POS:
     kwargs.setdefault("cache_only_pos", False)
-  return NegativeGenDataset(
-    self, neg_num, *args, variant_type=_variant_type(self, variant_type), **kwargs
-  )
+  kwargs["variant_type"] = _variant_type(self, variant_type)
+  return NegativeGenDataset(self, neg_num, *args, **kwargs)
 
 
 # Position of cache_only_pos among the arguments of negative_gen after neg_num.

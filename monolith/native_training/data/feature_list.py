@@ -12,7 +12,7 @@ import re
 import threading
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow as tf
 
@@ -93,7 +93,7 @@ class Feature(_TypedFields):
   @property
   def name(self) -> str:
     """The feature's name without the file's prefixes: `f_` or `fc_` of every `-` term."""
-    return "-".join(_strip_prefix(term) for term in self.feature_name.split("-"))
+    return "-".join(_strip_prefix(term) for term in (self.feature_name or "").split("-"))
 
 
 def _strip_prefix(term: str) -> str:
@@ -105,7 +105,7 @@ def _strip_prefix(term: str) -> str:
 
 def new_instance(cls: type[_T], args: Mapping[str, Any]) -> _T:
   """Builds `cls` from those of `args` that are parameters of its constructor."""
-  names = {field.name for field in dataclasses.fields(cls)}
+  names = {field.name for field in dataclasses.fields(cast(Any, cls))}
   return cls(**{name: value for name, value in args.items() if name in names})
 
 
@@ -214,7 +214,7 @@ class FeatureList:
         pairs = _parse_pairs(line, f"{fname}:{number}")
         if "feature_name" in pairs:
           feature = new_instance(Feature, pairs)
-          features[feature.feature_name if use_old_name else feature.name] = feature
+          features[pairs["feature_name"] if use_old_name else feature.name] = feature
         elif "feed_name" in pairs:
           feeds[pairs["feed_name"]] = new_instance(Feed, pairs)
         elif any(name.startswith("cache") for name in pairs):
@@ -250,7 +250,8 @@ def get_feature_name_and_slot(item: Union[int, str, Any]) -> tuple[str, int]:
   features = _default_list()
   if isinstance(item, int):
     feature = features.get(item) if features is not None else None
-    return (feature.feature_name if feature else data_utils.get_slot_feature_name(item)), item
+    named = feature.feature_name if feature else None
+    return named or data_utils.get_slot_feature_name(item), item
   if isinstance(item, str):
     feature = features.get(item) if features is not None else None
     if feature is not None and feature.slot is not None:
@@ -285,7 +286,7 @@ def add_feature_by_fids(
       found = found or (feature_list.get(slot) if feature_list is not None else None)
     if found is None:
       raise Exception(f"there is no feature for fid {fid}")
-    add_feature(found.feature_name)
+    add_feature(found.feature_name or found.name)
 
 
 def get_valid_features() -> list[str]:

@@ -79,6 +79,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
   ) -> None:
     # Nothing orders the read of the step and the train op within a run: what was read may be the
     # step before. When a save may be due, the step is read again, by itself.
+    assert self._last_step is not None  # set when the session was made
     if int(run_values.results) + 1 - self._last_step <= self._save_steps:
       return
     step = int(run_context.session.run(self._global_step))

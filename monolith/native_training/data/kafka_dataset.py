@@ -436,7 +436,7 @@ def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> Pb
   if variant_type is None:
     return input_pb_type
   named = parse_pb_type(variant_type)
-  if input_pb_type not in (None, named):
+  if input_pb_type is not None and input_pb_type != named:
     raise ValueError(f"variant_type is {variant_type}, but input_pb_type {input_pb_type.to_name()}")
   return named
 

@@ -44,7 +44,7 @@ class MessageFormat:
   datasources: Sequence[str] = ()
   default_datasource: str = ""
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     types = pb_types.PbType
     if self.output_pb_type in (self.input_pb_type, types.PLAINTEXT):
       return

@@ -301,8 +301,9 @@ def parse_instances(
 
 
 def _resolve_fidv1(features: Sequence[int | str]) -> tuple[list[str], list[int]]:
-  if all(isinstance(feature, int) for feature in features):
-    return [feature_list.get_feature_name_and_slot(slot)[0] for slot in features], list(features)
+  given = [feature for feature in features if isinstance(feature, int)]
+  if len(given) == len(features):
+    return [feature_list.get_feature_name_and_slot(slot)[0] for slot in given], given
   names, slots = [], []
   for feature in features:
     known = isinstance(feature, str) and (

@@ -1,4 +1,4 @@
-"""Where a training run stands in a Kafka stream: variables that each step moves.
+"""Keeps the position of a training run in a Kafka stream in variables that each step moves.
 
     batch of KafkaDataset(offsets="checkpoint")   -> samples + next offset of each partition
     prefetch queue, post-push queue               -> carry both
@@ -38,7 +38,7 @@ from monolith.native_training import graph_meta, native_task_context, utils
 
 POSITIONS_FEATURE = "__stream_positions__"
 COUNTS_FEATURE = "__stream_counts__"
-# Of one topic: the variable has a place for each.
+# The most partitions of one topic: the variable has a place for each.
 MAX_PARTITIONS = 4096
 _COUNTS = ("samples", "bad_messages", "repeated_samples", "newest_event_time")
 _META_KEY = "stream_positions"
@@ -57,7 +57,7 @@ class StreamBatch(NamedTuple):
 
 
 class StreamState(NamedTuple):
-  """Where a training run stands.
+  """Holds the position of a training run.
 
   Attributes:
     positions: (topic, partition) -> offset of the next message.

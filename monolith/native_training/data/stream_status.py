@@ -1,4 +1,4 @@
-"""How far behind its stream a training run is."""
+"""Tells how far behind its stream a training run is."""
 
 from __future__ import annotations
 

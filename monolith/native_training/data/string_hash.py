@@ -1,4 +1,4 @@
-"""How strings become ids: FarmHash's `Fingerprint64` of the bytes, modulo `2**63 - 1`.
+"""Makes ids of strings: FarmHash's `Fingerprint64` of the bytes, modulo `2**63 - 1`.
 
 The function is fixed by FarmHash: it gives the same id in every process, on every machine and in
 every version, so a table that was trained today knows the strings of tomorrow. That any two among

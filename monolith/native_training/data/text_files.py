@@ -24,6 +24,7 @@ from monolith.native_training.data.columns import (
   LogBuckets,
   Number,
   check_columns,
+  find_rounded,
 )
 from monolith.native_training.data.file_rows import FileRowsDataset
 
@@ -398,6 +399,8 @@ class _RowParser:
     # The first bad column of each row; a row that could not be cut has no columns.
     first = tf.argmax(tf.cast(bad, tf.int32), axis=0)
     text = tf.gather(tf.transpose(texts), first, batch_dims=1)
+    rounds = tf.gather([self._columns[name].rounds for name in self._names], first)
+    is_rounded = tf.logical_and(rounds, find_rounded(text))
     bad_column = tf.strings.join(
       [
         "column `",
@@ -406,6 +409,7 @@ class _RowParser:
         tf.strings.substr(text, 0, _SHOWN_CHARACTERS),
         "`, want ",
         tf.gather([self._columns[name].want for name in self._names], first),
+        tf.where(is_rounded, '; float32 rounds it, dtype="int64" keeps every digit', ""),
       ]
     )
     problems = tf.where(torn, no_row, bad_column)
@@ -468,5 +472,8 @@ def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
       ) from error
   if not line:
     raise ValueError(f"{path} has no header: its first line is empty")
-  quoting = csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE
-  return [f.strip() for f in next(csv_module.reader([line], delimiter=separator, quoting=quoting))]
+  if quotes:
+    fields = csv_module.reader([line], delimiter=separator)
+  else:
+    fields = csv_module.reader([line], delimiter=separator, quoting=csv_module.QUOTE_NONE)
+  return [field.strip() for field in next(fields)]

@@ -1,0 +1,1 @@
+"""Looks into a training run. Layer: driver."""

@@ -1,7 +1,7 @@
 """Trains the demo's ranking model synchronously: `python -m monolith.native_training.demos.sync`.
 
 Without a launcher it starts `--num_ranks` ranks on this machine; rank 0 prints how it goes, the
-others write to `<model_dir>/logs`. Under a launcher (`horovodrun`) it is one of the ranks.
+others write to `<model_dir>/logs`. Under a launcher (`horovodrun`, `torchrun`) it is one of them.
 Checkpoints can be restored on any number of ranks. Ctrl-C stops all ranks after a checkpoint.
 """
 
@@ -110,8 +110,9 @@ def _train(model_dir: str) -> int:
   ranking_dir = os.path.join(model_dir, "ranking")
   info = demo.prepare_data(os.path.join(model_dir, "data"))
   _delete_stop_file(info)
+  engine = f" with {mpi_utils.find_local_engine()}" if FLAGS.num_ranks > 1 else ""
   print(
-    f"Ranking model on {FLAGS.num_ranks} ranks, {info.num_train:,} ratings to train on, "
+    f"Ranking model on {FLAGS.num_ranks} ranks{engine}, {info.num_train:,} ratings to train on, "
     f"{info.num_eval:,} to evaluate",
     flush=True,
   )

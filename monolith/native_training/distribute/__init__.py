@@ -1,0 +1,1 @@
+"""Files that workers share out. Layer: data."""

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-# What this holds has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
+# Its content has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
 _EXECUTIONS_COLLECTION = "critical_section_executions"
 if ops.get_to_proto_function(_EXECUTIONS_COLLECTION) is None:
   ops.register_proto_function(

@@ -1,0 +1,1 @@
+"""Builds graphs and runs sessions. Layer: graph."""

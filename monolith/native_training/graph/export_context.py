@@ -19,7 +19,7 @@ _SIGNATURE_COLLECTION = "signature_name"
 
 
 class ExportMode(enum.Enum):
-  """How a model is exported."""
+  """Names a way to export a model."""
 
   NONE = 0
   # Everything in one SavedModel.

@@ -164,7 +164,7 @@ class _Hashes:
     pending, entered = [last], set()
     while pending:
       op = pending[-1]
-      # What is entered and has no hash yet is an ancestor: a loop, which ends here.
+      # A node that was entered and has no hash yet is an ancestor: a loop, which ends here.
       missing = [
         value.op
         for value in op.inputs

@@ -29,7 +29,7 @@ _POLL_SECS = 0.2
 
 
 class Place(NamedTuple):
-  """Which one of several processes this is.
+  """Says which one of several processes this is.
 
   Attributes:
     model_dir: a folder that all of them see.

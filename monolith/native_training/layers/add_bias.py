@@ -10,7 +10,7 @@ from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import utils as layer_utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _DATA_FORMATS = ("channels_first", "channels_last")
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from monolith import _tensorflow
 from monolith.native_training import utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 ReLU = utils.with_params(keras.layers.ReLU)
 LeakyReLU = utils.with_params(keras.layers.LeakyReLU)

@@ -11,7 +11,7 @@ from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _ATT_TYPES = ("AGRU", "AUGRU")
 

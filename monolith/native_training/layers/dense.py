@@ -12,7 +12,7 @@ from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _EPSILON = 1e-6
 _MONITOR_NAME = "inactive_relu_count_moving_avg"

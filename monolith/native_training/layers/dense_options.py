@@ -9,7 +9,7 @@ from monolith import _tensorflow
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense import Dense
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 
 @dataclasses.dataclass

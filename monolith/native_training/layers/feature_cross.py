@@ -18,7 +18,7 @@ from monolith.native_training.layers import (
 )
 from monolith.native_training.layers.mlp import MLP
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _TRAIN = graph_estimator.ModeKeys.TRAIN
 

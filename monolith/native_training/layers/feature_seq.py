@@ -15,7 +15,7 @@ from monolith.native_training.layers.agru import AGRUCell, dynamic_rnn_with_atte
 from monolith.native_training.layers.dense import Dense
 from monolith.native_training.layers.mlp import MLP
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 
 @utils.with_params

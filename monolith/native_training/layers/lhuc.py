@@ -15,7 +15,7 @@ from monolith.native_training.layers import mlp as mlp_lib
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _LHUC_PREFIX = "lhuc_"
 

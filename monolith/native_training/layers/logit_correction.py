@@ -10,7 +10,7 @@ from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 
 @utils.with_params

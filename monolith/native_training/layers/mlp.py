@@ -15,7 +15,7 @@ from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.summary import summary_ops
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 _BatchNormalization = _tensorflow.import_keras_v1().layers.BatchNormalization
 
 

@@ -14,7 +14,7 @@ from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.layers.mlp import MLP
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _PREDICT = graph_estimator.ModeKeys.PREDICT
 _EPSILON = 1e-7

@@ -12,7 +12,7 @@ from monolith.core import base_layer
 from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import utils as layer_utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 _TRAIN = graph_estimator.ModeKeys.TRAIN
 

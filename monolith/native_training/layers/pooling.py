@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from monolith import _tensorflow
 from monolith.native_training import utils
 
-keras = _tensorflow.import_keras()
+keras: Any = _tensorflow.import_keras()
 
 
 @utils.with_params
@@ -23,10 +24,9 @@ class Pooling(keras.layers.Layer):
       TypeError: not a list.
       ValueError: an empty list.
     """
-    if isinstance(vec_list, tuple):
-      vec_list = list(vec_list)
-    utils.check_list(vec_list, lambda length: length > 0)
-    return vec_list[0] if len(vec_list) == 1 else self.pool(list(vec_list))
+    vectors: Any = list(vec_list) if isinstance(vec_list, tuple) else vec_list
+    utils.check_list(vectors, lambda length: length > 0)
+    return vectors[0] if len(vectors) == 1 else self.pool(list(vectors))
 
   def pool(self, vec_list: list[tf.Tensor]) -> tf.Tensor:
     raise NotImplementedError("Abstract method.")

@@ -15,7 +15,7 @@ keras = _tensorflow.import_keras()
 
 
 class MergeType:
-  """How the tensors of a list become one."""
+  """Names a way to make one tensor of a list."""
 
   CONCAT = "concat"
   STACK = "stack"
@@ -70,7 +70,9 @@ def merge_tensor_list(
     MergeType.STACK,
     MergeType.NONE,
   ), f"merge_type is {merge_type!r}, want 'concat', 'stack' or None"
-  tensors = list(tensor_list) if isinstance(tensor_list, (list, tuple)) else [tensor_list]
+  tensors: list[Any] = (
+    list(tensor_list) if isinstance(tensor_list, (list, tuple)) else [tensor_list]
+  )
   if len(tensors) > 1:
     if merge_type == MergeType.NONE:
       return tensors

@@ -1,0 +1,1 @@
+"""Metrics: sums in the graph, and where they are sent. Layer: graph."""

@@ -47,7 +47,7 @@ def _create_handler(previous: Any) -> Any:
     _seen_signal = signo
     if previous is signal.SIG_IGN:
       return
-    # What is not Python's own: a program that wants to end in its own way.
+    # A handler that is not Python's own: the program wants to end in its own way.
     if callable(previous) and previous is not signal.default_int_handler:
       previous(signo, frame)
       return

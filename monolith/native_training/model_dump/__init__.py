@@ -1,0 +1,1 @@
+"""Records how a model is built. Layer: models."""

@@ -1,0 +1,1 @@
+"""Writes SavedModels. Layer: export."""

@@ -246,6 +246,7 @@ def gen_prediction_log(args: ParserArgs) -> list[prediction_log_pb2.PredictionLo
     ) from e
 
   logs = []
+  assert args.signature_name is not None and args.variant_type is not None  # filled in when made
   for signature_name in args.signature_name[: args.max_records]:
     log = prediction_log_pb2.PredictionLog()
     request = log.predict_log.request
@@ -267,6 +268,7 @@ def write_warmup_file(args: ParserArgs) -> str:
   Raises:
     ImportError: the protos of TensorFlow Serving are not installed.
   """
+  assert args.warmup_file is not None  # filled in when made
   logs = gen_prediction_log(args)
   # A reader never sees half a file.
   temporary = f"{args.warmup_file}-tmp"
@@ -291,9 +293,12 @@ def gen_warmup_file(warmup_file: str | None = None, drop_rate: float | None = No
     ImportError: the protos of TensorFlow Serving are not installed.
     ValueError: not exactly one parser was called in the default graph.
   """
-  given = {"warmup_file": warmup_file, "drop_rate": drop_rate}
-  given = {name: value for name, value in given.items() if value is not None}
-  return write_warmup_file(dataclasses.replace(ParserArgs.from_collections(), **given))
+  args = ParserArgs.from_collections()
+  if warmup_file is not None:
+    args = dataclasses.replace(args, warmup_file=warmup_file)
+  if drop_rate is not None:
+    args = dataclasses.replace(args, drop_rate=drop_rate)
+  return write_warmup_file(args)
 
 
 def gen_random_data_file(
@@ -335,7 +340,7 @@ def gen_random_data_file(
 
 def _gen_batch(args: ParserArgs, actions: Sequence[int] | None) -> Iterator[bytes]:
   """Returns the serialized samples of one batch."""
-  shared = {
+  shared: dict[str, Any] = {
     "dense_features": args.dense_metas,
     "extra_features": args.extra_metas,
     "feature_list": args.feature_list,
@@ -350,7 +355,7 @@ def _gen_batch(args: ParserArgs, actions: Sequence[int] | None) -> Iterator[byte
     if args.variant_type == _EXAMPLE:
       sample = gen_example(sparse, **shared)
     else:
-      # What an Instance has by name are v2 ids, whatever the arguments call them.
+      # Ids that an Instance has by name are v2, whatever the arguments call them.
       sample = gen_instance(args.fidv1_features, [*(args.fidv2_features or ()), *sparse], **shared)
     yield sample.SerializeToString()
 
@@ -358,11 +363,10 @@ def _gen_batch(args: ParserArgs, actions: Sequence[int] | None) -> Iterator[byte
 def _sample_signatures() -> list[str]:
   """Returns signatures of the default graph that take samples: the model's, its extra outputs."""
   names = dict.fromkeys([_DEFAULT_SIGNATURE, *(utils.get_collection("signature_name") or [])])
-  if export_context.is_exporting():
+  exporting = export_context.get_current_export_ctx()
+  if exporting is not None:
     # Those that the export context keeps have inputs of their own.
-    for other in export_context.get_current_export_ctx().signatures(
-      tf.compat.v1.get_default_graph()
-    ):
+    for other in exporting.signatures(tf.compat.v1.get_default_graph()):
       names.pop(other.name, None)
   return list(names)
 

@@ -45,7 +45,9 @@ class RemotePredictHelper:
     self._nested_outputs = nested_tensors.NestedTensors(outputs)
     self._output_tensors = self._nested_outputs.get_tensors()
     self._output_keys = _unique([_key(tensor.name) for tensor in self._output_tensors])
-    export_context.get_current_export_ctx().add_signature(
+    export_ctx = export_context.get_current_export_ctx()
+    assert export_ctx is not None, "a remote call is exported outside of an export"
+    export_ctx.add_signature(
       tf.compat.v1.get_default_graph(),
       name,
       dict(zip(self._input_keys, placeholders)),

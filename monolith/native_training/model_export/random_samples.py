@@ -109,10 +109,11 @@ def fill_features(
     values, kind = gen_fids_v2(meta.slot, _count(meta)), "fid"
   else:
     values = _gen_dense(meta)
-    if meta.dtype.is_floating or meta.name in (LABEL, INSTANCE_WEIGHT):
+    dtype = tf.as_dtype(meta.dtype)
+    if dtype.is_floating or meta.name in (LABEL, INSTANCE_WEIGHT):
       kind = "float"
     else:
-      kind = "int64" if meta.dtype.is_integer or meta.dtype.is_bool else "bytes"
+      kind = "int64" if dtype.is_integer or dtype.is_bool else "bytes"
   if isinstance(feature, example_pb2.Feature):
     # Only one of the fields may be touched: they are alternatives.
     field = "fid_v2_list" if kind == "fid" else f"{kind}_list"
@@ -192,6 +193,7 @@ def gen_instance(
   instance = proto_parser_pb2.Instance()
   for meta in v1_metas:
     if not _is_dropped(drop_rate):
+      assert meta.slot is not None
       instance.fid.extend(gen_fids_v1(meta.slot, _count(meta)))
   for meta in (*v2_metas, *dense_metas):
     if meta.name == LABEL:
@@ -284,9 +286,8 @@ def _to_sparse_meta(feature: Feature, features: FeatureList | None) -> FeatureMe
     return FeatureMeta(feature.name, slot, feature.shape, tf.int64, extra=False)
   known = features.get(feature) if features is not None else None
   if known is not None and known.slot is not None:
-    return FeatureMeta(
-      known.feature_name if isinstance(feature, int) else feature, known.slot, extra=False
-    )
+    name = (known.feature_name or known.name) if isinstance(feature, int) else feature
+    return FeatureMeta(name, known.slot, extra=False)
   name, slot = feature_list_lib.get_feature_name_and_slot(feature)
   return FeatureMeta(name, slot, extra=False)
 
@@ -325,6 +326,7 @@ def _is_dropped(drop_rate: float) -> bool:
 
 
 def _count(meta: FeatureMeta) -> int:
+  assert meta.shape is not None  # filled in when it was made
   return random.randint(1, _MAX_VALUES) if meta.shape == -1 else meta.shape
 
 
@@ -334,11 +336,12 @@ def _gen_dense(meta: FeatureMeta) -> list[Any]:
     return [float(random.getrandbits(1)) for _ in range(count)]
   if meta.name == INSTANCE_WEIGHT:
     return [1.0]
-  if meta.dtype.is_floating:
+  dtype = tf.as_dtype(meta.dtype)
+  if dtype.is_floating:
     return [random.random() for _ in range(count)]
-  if meta.dtype.is_integer:
+  if dtype.is_integer:
     return [random.getrandbits(31) for _ in range(count)]
-  if meta.dtype.is_bool:
+  if dtype.is_bool:
     return [random.getrandbits(1) for _ in range(count)]
   return [f"{random.getrandbits(32):08x}".encode() for _ in range(count)]
 

@@ -241,6 +241,7 @@ class BaseExporter:
     replica goes on from where the checkpoint was in the logs of both.
     """
     export_ctx = export_context.get_current_export_ctx()
+    assert export_ctx is not None
     with graph.as_default():
       # In which graph the global step is missing depends on the model; a checkpoint always has it.
       tf.compat.v1.train.get_or_create_global_step()

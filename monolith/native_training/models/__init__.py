@@ -1,0 +1,1 @@
+"""Parts of models: what authors derive from. Layer: models."""

@@ -1,4 +1,4 @@
-"""Where the parts of a model are placed in synchronous training."""
+"""Places the parts of a model in synchronous training."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ EstimatorSpec = collections.namedtuple(
   ["label", "pred", "head_name", "loss", "optimizer", "classification"],
   defaults=[None, None, None, True],
 )
-EstimatorSpec.__doc__ = """What a model function returns, per head or for one head.
+EstimatorSpec.__doc__ = """Holds what a model function returns, per head or for one head.
 
 Attributes:
   label: the labels; one tensor, or one per head.

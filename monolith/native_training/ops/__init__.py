@@ -1,0 +1,1 @@
+"""Thin wrappers of ops. Layer: ops."""

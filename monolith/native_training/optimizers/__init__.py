@@ -1,0 +1,1 @@
+"""Optimizers of dense variables. Layer: models."""

@@ -1,0 +1,1 @@
+"""The engine in C++, its ops and its messages. Layer: ops."""

@@ -1,0 +1,1 @@
+"""Asks served models for embeddings and answers. Layer: cluster."""

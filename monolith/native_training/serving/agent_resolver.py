@@ -23,7 +23,7 @@ _SERVER_TYPES = (agent_service_pb2.PS, agent_service_pb2.DENSE)
 
 
 class ServedModel(NamedTuple):
-  """Where a model is served, and under which name.
+  """Says where a model is served, and under which name.
 
   Attributes:
     model_name: the name to put into requests.

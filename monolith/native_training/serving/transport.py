@@ -30,7 +30,7 @@ import grpc
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from google.protobuf import json_format
+from google.protobuf import json_format, message
 from tensorflow.core.framework import tensor_pb2
 
 from monolith.native_training.runtime.ops import gen_monolith_ops_base
@@ -496,6 +496,8 @@ def _make_host_function(library: ctypes.CDLL) -> ctypes._CFuncPtr:
       answer = function(ctypes.string_at(first, first_size), ctypes.string_at(second, second_size))
     except HostError as error:
       code, answer = error.code, str(error).encode()
+    except message.DecodeError as error:  # as text that is not UTF-8
+      code, answer = grpc.StatusCode.INVALID_ARGUMENT.value[0], str(error).encode()
     except Exception as error:  # An exception must not cross the border to C++.
       logging.exception("A call from a kernel failed")
       code, answer = grpc.StatusCode.INTERNAL.value[0], repr(error).encode()

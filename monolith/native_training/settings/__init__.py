@@ -1,0 +1,1 @@
+"""Facts that a process knows about itself. Layer: base."""

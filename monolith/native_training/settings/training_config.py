@@ -17,7 +17,7 @@ from monolith.native_training.settings import (
 @gflags_utils.LinkDataclassToFlags(linked_map={"use_dataservice": "dataset_use_dataservice"})
 @dataclasses.dataclass
 class CpuTrainingConfig:
-  """How one process trains.
+  """Says how one process trains.
 
   :param server_type: role of this process, "ps" or "worker".
   :param index: index inside the role; worker 0 is the chief.
@@ -32,6 +32,10 @@ class CpuTrainingConfig:
   :param use_native_multi_hash_table: whether tables are merged in the engine; None means yes.
   :param embedding_prefetch_capacity: capacity of the embedding prefetch queue; 0 means no queue.
   :param enable_embedding_postpush: whether embedding gradients are pushed asynchronously.
+  :param steps_in_flight: how many steps a worker makes at the same time, each with a batch of its
+    own. More than 1 keeps many cores busy; a step may miss the updates of that many others less
+    one, besides those in queues, some updates of dense variables may be lost, results are not
+    repeatable, and hooks see only one of these steps.
   :param enable_variable_prefetch: whether workers cache dense variables.
   :param enable_variable_postpush: whether async functions are asynchronous by default.
   :param enable_sync_training: whether gradients are all-reduced.
@@ -89,7 +93,7 @@ class CpuTrainingConfig:
   :param continue_training: whether clear_nn keeps the global step.
   :param enable_alias_map_auto_gen: whether aliases of renamed variables are found; None means yes.
   :param enable_model_dump: refused: models cannot be dumped.
-  :param enable_resource_constrained_roughsort: not used.
+  :param enable_resource_constrained_roughsort: whether parsers add the feature item_id.
   :param roughsort_candidate_items_path: not used.
   :param roughsort_items_use_parquet: not used.
   :param items_input_lagrangex_header: not used.
@@ -114,6 +118,7 @@ class CpuTrainingConfig:
   use_native_multi_hash_table: Optional[bool] = None
   embedding_prefetch_capacity: int = 0
   enable_embedding_postpush: bool = False
+  steps_in_flight: int = 1
   enable_variable_prefetch: bool = False
   enable_variable_postpush: bool = False
   enable_sync_training: bool = False
@@ -193,11 +198,12 @@ class CpuTrainingConfig:
 
 @dataclasses.dataclass
 class DistributedCpuTrainingConfig(CpuTrainingConfig):
-  """How one process of a cluster trains.
+  """Says how one process of a cluster trains.
 
   :param model_dir: folder of checkpoints and metadata.
   :param tensorboard_log_path: not used.
-  :param intra_op_parallelism_threads: threads of a server or synchronous session inside one op.
+  :param intra_op_parallelism_threads: threads of a server or synchronous session inside one op; 0
+    for one per core. Set it where a process has more than eight cores.
   :param inter_op_parallelism_threads: threads of a server or synchronous session across ops.
   :param num_extra_ps: servers started in addition and removed by the server benchmark.
   :param num_redundant_ps: servers started in addition, of which the first to register win.

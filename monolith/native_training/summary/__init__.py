@@ -1,0 +1,1 @@
+"""Summaries of a run, and its report. Layer: models."""

@@ -27,7 +27,7 @@ TRANSFER = "queues, sending and receiving"
 _PS_PER_MS = 1e9
 _HOST_PLANE = "/host:CPU"
 _INPUT_THREADS = "tf_data_"
-# What a step of the session is called in a profile.
+# The name of a step of the session in a profile.
 _STEP = "train"
 _RUN = "SessionRun"
 _WAITING = ("QueueDequeue", "IteratorGetNext", "RecvTensor", "_HostRecv", "_Recv", "Barrier")
@@ -36,7 +36,7 @@ _TRANSFERS = ("Queue", "_Send", "_HostSend", "Iterator")
 
 
 class StepTime(NamedTuple):
-  """Where the time of a step goes.
+  """Says where the time of a step goes.
 
   Attributes:
     num_steps: how many were profiled.

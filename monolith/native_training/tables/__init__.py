@@ -1,0 +1,1 @@
+"""Embeddings: in this process, on parameter servers, over ranks. Layer: tables."""

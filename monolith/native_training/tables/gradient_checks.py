@@ -5,7 +5,8 @@ step, `skip` leaves those rows alone in that step and logs a warning, `ignore` d
 
 The ops that write to tables do so on every path, and name table and ids
 (`runtime/ops/tables/bad_gradients.h`). Drivers ask here before that, before gradients leave for
-their servers: the message names the feature or layout, and no row of the step is written.
+their servers: the message names the feature or layout, and no row of the step is written. They do
+not where tables are on this process's GPU, whose kernels leave such rows out and tell of it later.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def sharding_sparse_fids_with_context(
     feature_cfgs=params.feature_configs,
     unique=params.unique() if callable(params.unique) else bool(params.unique),
     input_type=ctx.parser_type,
-    # Of ranks: the ids of all tables in one tensor, ready to be exchanged.
+    # Among ranks: the ids of all tables in one tensor, ready to be exchanged.
     version=4 if params.enable_gpu_emb else 5,
   )
   sharded = {

@@ -22,7 +22,7 @@ NATIVE_FAKE_TABLE = "native_multi_hash_table_fake_table"
 
 @dataclasses.dataclass
 class ShardingSparseFidsOpParams:
-  """How `PartitionedHashTable` wants ids to be sharded.
+  """Says how `PartitionedHashTable` wants ids to be sharded.
 
   Attributes:
     num_ps: number of parameter servers.

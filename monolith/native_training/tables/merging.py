@@ -1,4 +1,4 @@
-"""Which slots share a table, and how their ids and values become those of the tables.
+"""Decides which slots share a table, and maps their ids and values to those of the tables.
 
 slots  a: [1, 2]  b: [3]  c: [1]      tables  s: [1, 2, 1]  (a and c)  t: [3]  (b)
 """
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from monolith.native_training import entry
+from monolith.native_training import entry, hash_table_utils
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 _Value = TypeVar("_Value")
@@ -64,7 +64,7 @@ def merge_slots(
 
 @dataclasses.dataclass(frozen=True)
 class SlotMerging:
-  """Which slots share which table.
+  """Says which slots share which table.
 
   Attributes:
     merged_to_config: table -> its configuration.
@@ -124,7 +124,9 @@ class SlotMerging:
     """Undoes `merge`: returns slot -> its part, given the lengths that `merge` returned."""
     parts: dict[str, tf.Tensor] = {}
     for name, group in self.group(slots).items():
-      parts.update(zip(group, tf.split(merged[name], merged_to_sizes[name], num=len(group))))
+      with hash_table_utils.on_device_of(merged[name]):
+        split = tf.split(merged[name], merged_to_sizes[name], num=len(group))
+      parts.update(zip(group, split))
     return {slot: parts[slot] for slot in slots}
 
 

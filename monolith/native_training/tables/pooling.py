@@ -25,9 +25,20 @@ _POOLS_ATTRIBUTE = "_monolith_pools"
 _GPU = "/device:GPU:0"
 
 
-def slice_key(feature_name: str, start: int, end: int) -> str:
-  """Returns the key of columns `[start, end)` in what `create_embedding_slices` returns."""
-  return f"{feature_name}:{start}_{end}"
+class SliceKey(str):
+  """Names columns `[start, end)` of a feature; its text is `<feature>:<start>_<end>`."""
+
+  feature: str
+  start: int
+  end: int
+
+  def __new__(cls, feature: str, start: int, end: int) -> SliceKey:
+    key = super().__new__(cls, f"{feature}:{start}_{end}")
+    key.feature, key.start, key.end = feature, start, end
+    return key
+
+  def __getnewargs__(self) -> tuple[str, int, int]:  # type: ignore[override]
+    return self.feature, self.start, self.end
 
 
 def create_embedding_slices(
@@ -35,7 +46,7 @@ def create_embedding_slices(
   name_to_embedding_ids: dict[str, tf.RaggedTensor],
   feature_to_combiner: dict[str, embedding_combiners.Combiner],
   feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
-) -> dict[str, tf.Tensor]:
+) -> dict[SliceKey, tf.Tensor]:
   """Pools the embeddings of each feature per example and splits them into slices.
 
   Args:
@@ -45,12 +56,12 @@ def create_embedding_slices(
     feature_to_unmerged_slice_dims: feature name -> sizes of the slices, which sum up to `dim`.
 
   Returns:
-    `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
+    Key `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
     `FirstN(n)` combiner. Examples without ids get zeros; gradients flow back to the embeddings.
   """
   with device_utils.maybe_device_if_allowed(_GPU):
     on_gpu = device_utils.within_placement_context_of("GPU")
-  slices: dict[str, tf.Tensor] = {}
+  slices: dict[SliceKey, tf.Tensor] = {}
   gpu_features: list[str] = []
   for name, embeddings in name_to_embeddings.items():
     ids, combiner = name_to_embedding_ids[name], feature_to_combiner[name]
@@ -95,11 +106,11 @@ def _can_fuse(ids: tf.RaggedTensor) -> bool:
 
 
 def _add_slices(
-  slices: dict[str, tf.Tensor], name: str, dims: Sequence[int], parts: Sequence[tf.Tensor]
+  slices: dict[SliceKey, tf.Tensor], name: str, dims: Sequence[int], parts: Sequence[tf.Tensor]
 ) -> None:
   start = 0
   for dim, part in zip(dims, parts):
-    slices[slice_key(name, start, start + dim)] = part
+    slices[SliceKey(name, start, start + dim)] = part
     start += dim
 
 
@@ -137,7 +148,7 @@ def _row_of_each_id(ids: tf.RaggedTensor) -> tf.Tensor:
 
 
 def _reduce_sum_on_gpu(
-  slices: dict[str, tf.Tensor],
+  slices: dict[SliceKey, tf.Tensor],
   names: Sequence[str],
   name_to_embeddings: dict[str, tf.Tensor],
   name_to_embedding_ids: dict[str, tf.RaggedTensor],

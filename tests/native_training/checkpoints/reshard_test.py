@@ -1,4 +1,4 @@
-"""Which row goes into which file when the number of servers changes; tests/reliability restores."""
+"""Rows go into the right files when the number of servers changes; tests/reliability restores."""
 
 import os
 
@@ -99,7 +99,7 @@ class ReshardTest(absltest.TestCase):
         reshard.reshard_checkpoint(old, wrong, 1)
     with self.assertRaisesRegex(ValueError, "new_num_ps is -1"):
       reshard.reshard_checkpoint(old, 3, -1)
-    # What was begun is swept up at the next start.
+    # The next start sweeps up what was begun.
     self.assertEqual(tf.train.latest_checkpoint(self._dir), old)
 
   def test_file_with_fewer_rows_than_counted_is_named(self):

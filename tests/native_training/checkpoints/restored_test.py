@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 
-from monolith.native_training import basic_restore_hook
+from monolith.native_training import basic_restore_hook, hash_table_ops
 from monolith.native_training.checkpoints import restored
 from tests.reliability import trainer
 
@@ -50,6 +50,38 @@ class RestoredTest(tf.test.TestCase):
 
     self.assertEqual(self._restore(lambda: self._train(3)), 2)
     self.assertEqual(self._restore(lambda: None), 5)
+
+  def _restore_with_saver_of_tensorflow(self, meanwhile):
+    """Returns the step and the rows that a graph with one of the tables restores."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+      step = v1.train.get_or_create_global_step()
+      table = hash_table_ops.hash_table_from_config(
+        trainer.table_config(trainer.DIM), name_suffix="single"
+      )
+      rows = table.lookup(tf.range(2, dtype=tf.int64))
+      listeners = [
+        _Meanwhile(meanwhile),
+        hash_table_ops.HashTableCheckpointRestorerListener(os.path.join(self._dir, "model.ckpt")),
+      ]
+      with v1.train.SingularMonitoredSession(
+        hooks=[basic_restore_hook.CheckpointRestorerHook(listeners)],
+        scaffold=v1.train.Scaffold(saver=v1.train.Saver()),
+        checkpoint_dir=self._dir,
+      ) as session:
+        return session.raw_session().run([step, rows])
+
+  def test_a_saver_of_tensorflow_that_restored_an_older_checkpoint_is_an_error(self):
+    self._train(2)
+
+    step, rows = self._restore_with_saver_of_tensorflow(lambda: None)
+
+    self.assertEqual(step, 2)
+    self.assertAllLess(rows, 0)
+    with self.assertRaisesRegex(
+      restored.CheckpointChangedError, r"from step 2, .*model\.ckpt-5, of step 5"
+    ):
+      self._restore_with_saver_of_tensorflow(lambda: self._train(3))
 
   def test_the_first_checkpoint_comes_too_late_for_a_new_session(self):
     self.assertEqual(self._restore(lambda: self._train(2)), 0)

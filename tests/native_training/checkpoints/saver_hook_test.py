@@ -1,4 +1,4 @@
-"""What the saver's hook decides by itself; tests/native_training/save_utils_test.py saves."""
+"""Tests the decisions of the saver's hook; tests/native_training/save_utils_test.py saves."""
 
 import os
 import threading

@@ -144,7 +144,7 @@ class FilePBDatasetTest(_FileTest):
       stream.write(b"")
     with self.assertRaisesRegex(tf.errors.DataLossError, "truncated snappy block"):
       uids(self.read(self.path("bad.snappy")))
-    # What Hadoop writes for nothing.
+    # Hadoop writes these for nothing.
     with open(self.path("none.snappy"), "wb") as stream:
       stream.write(bytes(4))
     self.assertEqual(uids(self.read(self.path("none.snappy"))), [])

@@ -25,7 +25,7 @@ class LeaveOutOfCheckpointsTest(tf.test.TestCase):
 
   def test_iterators_of_the_graph_are_left_out(self):
     self.assertEqual(self._save(leave_out_of_checkpoints), [])
-    # Of that graph only.
+    # In that graph only.
     self.assertIn("checkpoint_input_worker_0", self._save(lambda: None))
 
   def test_nothing_changes_inside_a_function(self):

@@ -1,4 +1,4 @@
-"""Which dataset reads a topic, where an iterator resumes, and what ends with it."""
+"""The dataset that reads a topic, where its iterator resumes, and what ends with it."""
 
 import os
 import subprocess

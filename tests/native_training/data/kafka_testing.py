@@ -1,4 +1,4 @@
-"""What the tests of Kafka datasets share: settings, samples, and a broker for each class."""
+"""Helps the tests of Kafka datasets: settings, samples, and a broker for each class."""
 
 import glob
 import struct

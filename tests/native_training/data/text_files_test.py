@@ -240,6 +240,24 @@ class ReadersTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, problem):
         data.Number(default=default, dtype=dtype)
 
+  def test_whole_numbers_that_float32_would_round_are_bad(self):
+    kept = ["16777216", "-16777218", "1e20", "16777217.0", "0.123456789012", "20000000000"]
+    rounded = ["16777217", " -1700000001 ", str((1 << 63) - 1), "1" * 30]
+    path = self._write("at\n" + "\n".join(kept + rounded) + "\n")
+    for default in (None, 0):
+      bad_rows = data.BadRows()
+      columns = {"at": data.Number(default)}
+
+      [features] = data.csv(path, columns, 100, on_bad_row="skip", bad_rows=bad_rows)
+
+      self.assertEqual(features["at"].numpy().tolist(), [np.float32(n) for n in kept])
+      self.assertEqual(bad_rows.count, len(rounded))
+      self.assertRegex(
+        bad_rows.first[0],
+        r"column `at` is `16777217`, want a number( or nothing)?; float32 rounds it, "
+        r'dtype="int64" keeps every digit$',
+      )
+
   def test_ids_beyond_int64_are_bad_rows(self):
     limits = ["9223372036854775807", "-9223372036854775808", "0009", "9222999999999999999"]
     beyond = ["9223372036854775808", "-9223372036854775809", "99999999999999999999", "1.5", "x"]

@@ -1,4 +1,4 @@
-"""What the demo prints while it trains, and what Ctrl-C does to it."""
+"""Tests the output of the demo while it trains, and Ctrl-C."""
 
 import contextlib
 import io

@@ -15,7 +15,8 @@ from absl.testing import absltest
 
 from monolith.native_training import utils
 from monolith.native_training.ranks import local as local_ranks
-from tests import horovod_processes
+from monolith.native_training.settings import rank_environment
+from tests import rank_processes
 from tests.wait_until import wait_until
 
 pytestmark = pytest.mark.thorough
@@ -26,21 +27,18 @@ _TIMEOUT_SECS = 400
 _PROGRESS = r"step +(\d+) +[\d,]+ examples/s +loss [\d.]+ +AUC [\d.]+ +[\d,]+ rows in tables"
 
 
-def setUpModule():  # noqa: N802
-  horovod_processes.require_horovod()
-
-
 class DemoSyncTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.model_dir = os.path.join(utils.get_test_tmp_dir(), "demo")
 
-  def _start(self, *arguments, output=subprocess.PIPE):
+  def _start(self, *arguments, output=subprocess.PIPE, engine=None):
     command = [sys.executable, "-m", "monolith.native_training.demos.sync"]
+    engine_env = {} if engine is None else {rank_environment.ENGINE_ENV: engine}
     return subprocess.Popen(
       [*command, f"--model_dir={self.model_dir}", *_SMALL, *arguments],
-      cwd=horovod_processes.ROOT,
-      env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+      cwd=rank_processes.ROOT,
+      env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **engine_env},
       stdout=output,
       stderr=subprocess.STDOUT,
       text=True,
@@ -70,7 +68,9 @@ class DemoSyncTest(absltest.TestCase):
   def test_interrupt_and_go_on_with_one_rank(self):
     log_path = os.path.join(utils.get_test_tmp_dir(), "log")
     with open(log_path, "w") as log:
-      process = self._start("--epochs=1000", "--pipeline", output=log)
+      process = self._start(
+        "--epochs=1000", "--pipeline", output=log, engine=rank_environment.TENSORFLOW
+      )
       self.addCleanup(process.kill)
 
       def has_progress():
@@ -94,6 +94,7 @@ class DemoSyncTest(absltest.TestCase):
     # One epoch of 270,000 ratings in batches of 512.
     self.assertEqual(int(last.rsplit("-", 1)[1]), step + 528)
 
+  @absltest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "minutes long: make soak")
   def test_launcher_of_ones_own(self):
     """Finds no prepared data: rank 0 prepares it while the other one waits."""
     command = ["-m", "monolith.native_training.demos.sync", f"--model_dir={self.model_dir}"]
@@ -101,7 +102,9 @@ class DemoSyncTest(absltest.TestCase):
     with contextlib.ExitStack() as stack:
       outputs = [stack.enter_context(open(path, "w")) for path in paths]
       ranks = stack.enter_context(
-        local_ranks.LocalRanks(2, [*command, *_SMALL, "--epochs=1"], outputs=outputs)
+        local_ranks.LocalRanks(
+          2, [*command, *_SMALL, "--epochs=1"], outputs=outputs, engine=rank_environment.TENSORFLOW
+        )
       )
       codes = [process.wait(_TIMEOUT_SECS) for process in ranks.processes]
     text = [open(path).read() for path in paths]

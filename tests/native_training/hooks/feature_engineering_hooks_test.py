@@ -48,7 +48,7 @@ class ToExampleBatchTest(tf.test.TestCase):
 
 class FeatureEngineeringSaveHookTest(tf.test.TestCase):
   def _run(self, index, steps, cap, server_type="worker"):
-    """Runs so many steps and returns folder and names of the files."""
+    """Runs this number of steps and returns folder and names of the files."""
     model_dir = self.create_tempdir().full_path
     config = DistributedCpuTrainingConfig(model_dir=model_dir, index=index, server_type=server_type)
     with tf.Graph().as_default():

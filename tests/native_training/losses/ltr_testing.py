@@ -1,4 +1,4 @@
-"""What the tests of ranking losses share."""
+"""Helps the tests of ranking losses."""
 
 import numpy as np
 import tensorflow as tf

@@ -395,7 +395,7 @@ class FrozenModelTest(tf.test.TestCase):
       self.assertEqual(
         {op.type for op in graph.get_operations()} & {"VarHandleOp", "VariableV2"}, set()
       )
-      # What no output needs is an input all the same.
+      # A tensor that no output needs is an input all the same.
       self.assertEqual(graph.get_tensor_by_name("unused:0").dtype, tf.int64)
 
   def test_a_model_is_not_written_over_another(self):

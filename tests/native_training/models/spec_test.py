@@ -1,4 +1,4 @@
-"""What a model function returns is one type, whatever module it is taken from."""
+"""Tests that a model function returns one type, whatever module it is taken from."""
 
 import pickle
 

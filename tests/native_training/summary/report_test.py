@@ -141,7 +141,7 @@ class ReportTest(tf.test.TestCase):
     self.assertIn(charts.plotly_script(), text)
     for title in ("loss", "auc", "examples_per_second", "step_ms", "memory_mb"):
       self.assertIn(title, figures)
-    # Of training and of evaluation.
+    # One of training and one of evaluation.
     self.assertEqual([t["name"] for t in figures["loss"]], ["training", "evaluation"])
     self.assertEqual(figures["loss"][1]["x"], [20, 40])
     # Curves of each table, the time of a step, lengths of rows, and histograms.
@@ -359,7 +359,7 @@ class ReportTest(tf.test.TestCase):
     )
     self.assertIn("<p>New tables: new.</p>", text)
     self.assertIn("<p>Tables no longer there: old.</p>", text)
-    # What the first run learnt after that checkpoint was lost.
+    # The lessons of the first run after that checkpoint were lost.
     (loss,) = _figures(text)["loss"]
     self.assertEqual(loss["x"], [1, 2, 3, 5])
     np.testing.assert_allclose(loss["y"], [4, 2, 1 / 3, 0.2], rtol=1e-6)

@@ -174,7 +174,7 @@ def make_samples(seed: int, num_features: int, batch_size: int, input_type: str)
 
 
 class Sharded:
-  """What the parser made of samples, and the embeddings that tables would answer."""
+  """Holds what the parser made of samples, and the embeddings that tables would answer."""
 
   def __init__(self, samples: Samples, ps_num: int, version: int, unique: bool, test):
     self.samples, self.ps_num, self.version = samples, ps_num, version

@@ -86,7 +86,7 @@ class Row:
 
 
 class Model:
-  """What a table is, without any of what makes it fast."""
+  """Does what a table does, without any of what makes it fast."""
 
   def __init__(self):
     self.rows: dict[int, Row] = {}

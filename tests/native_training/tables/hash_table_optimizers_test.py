@@ -391,7 +391,7 @@ class InitializersTest(TableTest):
       self.assertLess(values.min(), -0.9)
       self.assertLess(values.max(), 1.0)
       self.assertGreaterEqual(values.min(), -1.0)
-      # Of the 2^24 values that there are, some may be drawn twice; half a pair is to be expected.
+      # Some of the 2^24 values may be drawn twice; half a pair is to be expected.
       self.assertGreater(len(np.unique(values)), 4 * n - 12)
       self.assertAllClose(values.mean(), 0, atol=0.05)
 

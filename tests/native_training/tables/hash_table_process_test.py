@@ -1,4 +1,4 @@
-"""What tables cost their process: threads, address space; and what happens without memory."""
+"""Tests the cost of tables for their process: threads, address space; and a lack of memory."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which slots share a table, and the way of tensors there and back."""
+"""Slots that share a table, and the way of tensors there and back."""
 
 import tensorflow as tf
 

@@ -204,7 +204,7 @@ class FilesTest(GroupTest):
   def test_messages_of_the_manifest(self):
     group = self._group(2, a=1)
     with self.session() as sess:
-      # So many that neither file is empty, whatever this process's hash is: then there is something
+      # Enough that neither file is empty, whatever this process's hash is: then there is something
       # that the second one can lack.
       self._fill(sess, group, 200)
       sess.run(group.save(self.base).as_op())

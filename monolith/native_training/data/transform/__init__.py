@@ -1,0 +1,1 @@
+"""Transforms of samples before they are parsed. Layer: data."""

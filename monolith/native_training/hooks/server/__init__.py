@@ -1,0 +1,1 @@
+"""Serves the hooks that a person controls. Layer: driver."""

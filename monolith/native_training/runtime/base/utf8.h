@@ -1,4 +1,4 @@
-// Which bytes are text.
+// Tells which bytes are text.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_UTF8_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_UTF8_H_
 

@@ -218,7 +218,7 @@ class ConcurrentKeySet {
       if (has_zero_) keys[n++] = Key{};
       for (uint64_t begin = 0; begin < num_slots_;) {
         const uint64_t end = std::min(num_slots_, begin + (kTakenKeys - n));
-        // Which slots are empty is up to chance: a branch would be taken wrongly every other time.
+        // Slots are empty by chance: a branch would be mispredicted every other time.
         for (; begin < end; ++begin) {
           keys[n] = slots_[begin];
           n += !(slots_[begin] == Key{});
@@ -302,7 +302,7 @@ class ConcurrentKeySet {
     uint64_t used = 0;
   };
 
-  // As many shards as threads, but not shards of a few keys, and not so many that a batch of
+  // As many shards as threads, but not shards of a few keys, and not more than leave a batch of
   // thousands has only a few keys for each: a mutex and an unhidden cache miss per key cost more
   // than the waiting they save.
   static int ShardBits(int64_t capacity, int64_t concurrency_level) {

@@ -165,7 +165,7 @@ class FlowQueues {
     bool cancelled = false;
   };
 
-  // What follows is called with the lock held.
+  // The functions below are called with the lock held.
 
   bool MustWaitToPush(size_t flow) const {
     const Flow& to = flows_[flow];

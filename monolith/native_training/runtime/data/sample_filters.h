@@ -82,7 +82,7 @@ class FidFilter {
     distribution::IdIndex index_;
   };
 
-  // Which of a set have been seen.
+  // The indices of a set that have been seen.
   class Selected {
    public:
     explicit Selected(const IdSet& wanted)

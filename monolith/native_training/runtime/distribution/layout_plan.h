@@ -1,4 +1,4 @@
-// Which column of which output tensor every slice of every feature fills: the configuration of the
+// Maps every slice of every feature to its columns of an output tensor: the configuration of the
 // fused layout ops, checked and resolved once per op.
 //
 // A feature's ids have an embedding of `width` columns. A slice takes columns [start, end) of it,

@@ -1,0 +1,1 @@
+"""Configuration of tables, as messages. Layer: ops."""

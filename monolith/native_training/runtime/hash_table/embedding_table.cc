@@ -37,7 +37,7 @@ bool Remember(int64_t id, std::vector<int64_t>* ids) {
 
 // Row number 0 means "empty" in the index, the last one "erased".
 constexpr int64_t kMaxRows = (int64_t{1} << 32) - 2;
-// Of the index, full as it may be.
+// The index at its fullest.
 constexpr int64_t kMinIndexBytesPerRow = 19;
 
 // Whether `rows` rows, called `what`, of at least `bytes_per_row` can ever be had.

@@ -253,7 +253,7 @@ class EmbeddingTable {
   int64_t Evict(const ExpiryPolicy& policy);
 
   // Index room for `rows` rows in all: address space, which takes memory as rows come.
-  // InvalidArgument: there are not so many row numbers, or this machine could never hold them.
+  // InvalidArgument: there are fewer row numbers than that, or this machine could never hold them.
   Status Reserve(int64_t rows);
 
   void Clear();

@@ -1,4 +1,4 @@
-// What the batch code (table_lookup.cc, table_update.cc, table_save.cc) may touch inside a table.
+// Opens the inside of a table to the batch code (table_lookup.cc, table_update.cc, table_save.cc).
 // Not for callers.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_

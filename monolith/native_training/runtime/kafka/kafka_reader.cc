@@ -208,7 +208,7 @@ class KafkaReader::Consumer {
   Positions positions_;  // of those that are
   Positions history_end_;
   Clock::time_point next_look_;
-  // What the client complained about since it last heard from a broker, and whether that was the
+  // The client's newest complaint since it last heard from a broker, and whether that was the
   // connection.
   Complaint complaint_;
   bool is_down_ = false;

@@ -34,7 +34,7 @@ class MetricWindow {
   // Adds a value at a time in seconds. NaN is left out, it has no order.
   void Add(int64_t now_secs, float value);
 
-  // Of the values younger than `span_secs`.
+  // Summarizes the values younger than `span_secs`.
   WindowStats Stats(int64_t now_secs, int64_t span_secs) const;
 
   // One line per window of 1, 5 and 15 minutes, or "" if the last report of this metric is

@@ -1,0 +1,1 @@
+"""The op library, and messages of its ops. Layer: ops."""

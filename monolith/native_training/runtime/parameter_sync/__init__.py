@@ -1,0 +1,1 @@
+"""Messages between training and serving. Layer: ops."""

@@ -72,7 +72,7 @@ class BatchFollower {
   struct Batch {
     BatchHeader header;                     // of its first chunk to come; no chunks: none has
     std::map<int32_t, std::string> chunks;  // messages that wait
-    // What of a scan was applied.
+    // Chunks of a scan that were applied.
     std::set<int32_t> applied;
     std::map<std::string, std::vector<int64_t>> kept;
 

@@ -30,7 +30,7 @@ namespace engine {
 
 class IdHashes {
  public:
-  // Of the ids of `table`, as in TableKey.
+  // Hashes the ids of `table`, as in TableKey.
   explicit IdHashes(const void* table) : salt_(TableSalt(table)), parts_(size_t{1} << kPartBits) {}
 
   int64_t size() const { return size_; }

@@ -62,7 +62,7 @@ TEST(RunPoolTest, AHoleIsTakenAsAWholeByWhoCanUseIt) {
   int64_t bytes = 0;
   EXPECT_EQ(pool.AllocateWithin(8 * 4096 - 100, 10 * 4096, &bytes), runs[0]);
   EXPECT_EQ(bytes, 9 * 4096);
-  // Of a larger one only what is needed.
+  // Only the needed part of a larger one.
   EXPECT_EQ(pool.AllocateWithin(8 * 4096 - 100, 10 * 4096, &bytes), runs[2]);
   EXPECT_EQ(bytes, 8 * 4096);
   EXPECT_EQ(pool.bytes_in_use(), (9 + 1 + 8 + 1) * 4096);
@@ -107,7 +107,7 @@ TEST(RunPoolTest, TheFirstPageOfTheNextChunkIsThereBeforeItIsNeeded) {
   }
   PagePopulator::Get()->Drain();
   EXPECT_EQ(pool.bytes_held(), 30 * kRun + kHugePageBytes);
-  // What comes next lies there: it takes no other memory.
+  // The next one lies there: it takes no other memory.
   for (int i = 0; i < 2; ++i) {
     char* const run = pool.Allocate(kRun);
     ASSERT_NE(run, nullptr);

@@ -1,4 +1,4 @@
-// What is read from files of rows may be anything: nothing is read behind its end.
+// Files of rows may hold anything: nothing is read behind its end.
 #include "monolith/native_training/runtime/base/wire_format.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a table promises: lookups, writes, filters, serving tables, fused calls.
+// A table's promises: lookups, writes, filters, serving tables, fused calls.
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 
 #include <gtest/gtest.h>

@@ -20,7 +20,7 @@ namespace {
 using std::chrono::hours;
 using std::chrono::milliseconds;
 
-// Counts, and lets a test wait until so many were counted.
+// Counts, and lets a test wait until a number is reached.
 class Counter {
  public:
   void Add() {

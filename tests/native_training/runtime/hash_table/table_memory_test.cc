@@ -115,7 +115,7 @@ TEST(TableMemoryTest, EvictionGivesMemoryBackAndStatsSayWhatIsHeld) {
   if (!kSanitized) {
     EXPECT_LT(ResidentMemory() - before, full / 2);
   }
-  // What is left is right, and the table grows again.
+  // The rows that are left are right, and the table grows again.
   EXPECT_EQ(Lookup(*table, {kRows, 7}), [] {
     Floats want(32, 0.0f);
     std::fill(want.begin(), want.begin() + 16, 1.0f);

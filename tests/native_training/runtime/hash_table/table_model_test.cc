@@ -18,7 +18,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// What the table should hold: values, Adagrad accumulators and timestamp of every id.
+// The table's expected content: values, Adagrad accumulators and timestamp of every id.
 struct ModelRow {
   Floats values;
   Floats norm;
@@ -254,7 +254,7 @@ TEST(TableModelTest, ResultsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
-// Of many small tables threads take whole ones, in the order of the ids; a large one is divided.
+// Threads take many small tables whole, in the order of the ids; a large one is divided.
 TEST(TableModelTest, ManyTablesDoNotDependOnTheNumberOfThreads) {
   const std::vector<int64_t> sizes = {300, 0, 1, 9000, 700, 20000, 500, 500, 500, 500};
   const TableConfig config = MakeConfig({MakeSegment(16, OptimizerKind::kAdagrad)});

@@ -1,0 +1,1 @@
+"""Datasets and parsers of `Instance` samples, as scripts import them. Layer: data."""

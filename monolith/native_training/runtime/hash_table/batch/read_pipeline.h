@@ -59,7 +59,7 @@ class ReadPipeline {
   static constexpr int64_t kProbeLag = 12;
   static constexpr int64_t kFinishLag = 24;
   static constexpr int64_t kRing = 32;
-  // What a round finds is copied by the next one, when Finish is long past it.
+  // The next round copies the rows that this one finds, when Finish is long past it.
   static constexpr int64_t kRoundIds = 128;
 
   // Where a stage is: at ids [position, n) of a tile.

@@ -154,8 +154,8 @@ class HashStages : public Stages {
   uint64_t* const hashes_;
 };
 
-// What a read of `table` looks at first. Inlined by force: GCC drops calls of functions that only
-// prefetch.
+// Prefetches what a read of `table` looks at first. Inlined by force: GCC drops calls of functions
+// that only prefetch.
 __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& table) {
   __builtin_prefetch(TableInternals::Room(table), 1);
   const char* homes = static_cast<const char*>(TableInternals::Directory(table).first_entries());

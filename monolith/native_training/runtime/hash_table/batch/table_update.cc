@@ -44,8 +44,7 @@ OccurrenceFilter* EffectiveFilter(OccurrenceFilter* filter) {
 
 Status OutOfMemory(const WriteJob& job) {
   if (!job.out_of_memory.load(std::memory_order_relaxed)) return Status::Ok();
-  return Status::ResourceExhausted("no memory for new rows, the table has " +
-                                   std::to_string(job.table->Size()));
+  return NoRoomForRows(TableInternals::Arena(*job.table), job.table->Size());
 }
 
 // "Table 'user': the gradients of 2 ids are not finite and were not written: ids 3 and 7".

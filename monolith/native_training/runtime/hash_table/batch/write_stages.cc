@@ -42,7 +42,7 @@ bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
          segment.retriever != RetrieverKind::kHashNet;
 }
 
-// Which ids the stages take: neighbours in the tile, or some.
+// The ids that the stages take: neighbours in the tile, or some.
 struct TileIds {
   static constexpr bool kInOrder = true;
   const int64_t* ids;
@@ -329,7 +329,7 @@ class WriteStages::CopyFinisher {
 
 template <typename Ids>
 void WriteStages::RunLocked(const Ids& ids, int64_t n) {
-  // What may fail comes first: a row that was inserted has to be finished.
+  // Steps that may fail come first: a row that was inserted has to be finished.
   if (report_touched_) {
     std::vector<int64_t>* const touched = ThreadTouchedIds();
     const size_t wanted = touched->size() + static_cast<size_t>(n);
@@ -393,7 +393,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     keys[i % kRing] = key;
     lines[i % kRing] = line;
     PrefetchForWrite(line);
-    // Into the second-level cache: the first has no slots left for so many lines.
+    // Into the second-level cache: the first has too few slots left.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
   };

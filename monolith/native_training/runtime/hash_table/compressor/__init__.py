@@ -1,0 +1,1 @@
+"""Configuration of compressors, as messages. Layer: ops."""

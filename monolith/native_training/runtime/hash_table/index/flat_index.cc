@@ -46,7 +46,7 @@ int64_t MaxLines(int shard) {
 struct Fillers {
   int shard_of_zero;
   int64_t other;  // of another shard than 0
-  // Of indexes without lines. Nothing is ever found there, hence nothing written.
+  // Serves indexes without lines. Nothing is ever found there, hence nothing written.
   FlatIndex::Line no_keys[2];
 
   Fillers() : shard_of_zero(ShardOf(HashId(0))), other(1), no_keys{} {

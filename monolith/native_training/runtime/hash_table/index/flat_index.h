@@ -139,7 +139,7 @@ class FlatIndex {
     // Exchanges the content. The caller holds the locks of all shards of both tables.
     void Swap(Directory* other);
 
-    // What a small table's lookups read first.
+    // Returns where a small table's lookups read first.
     const void* first_entries() const { return first_homes_; }
     int64_t Bytes() const;
 

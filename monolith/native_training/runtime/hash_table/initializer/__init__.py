@@ -1,0 +1,1 @@
+"""Configuration of initializers, as messages. Layer: ops."""

@@ -1,0 +1,1 @@
+"""Configuration of optimizers of rows, as messages. Layer: ops."""

@@ -154,7 +154,7 @@ bool EntryCodec::ParseState(const Segment& segment, const char* data, int64_t si
     const auto field =
         std::find_if(segment.state.begin(), segment.state.end(),
                      [number](const StateField& f) { return f.dump_field == number; });
-    // Of a scalar that comes twice the last one counts, as in any parser.
+    // The last one counts of a scalar that comes twice, as in any parser.
     if (field != segment.state.end() && field->is_scalar) counts[number] = 0;
     if (field == segment.state.end()) {
       if (!reader.Skip(type)) return false;

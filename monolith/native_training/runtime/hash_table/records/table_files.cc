@@ -19,7 +19,7 @@ namespace {
 // Bytes encoded under one hold of an internal shard's lock: about a millisecond.
 constexpr int64_t kSavePageBytes = 1 << 20;
 constexpr int64_t kLoadBatch = 2048;
-// Of files; loading them takes as long as starting some threads.
+// Smaller files take no longer to load than threads take to start.
 constexpr int64_t kMinBytesPerThread = 8 << 20;
 constexpr int64_t kMaxThreads = 4;
 

@@ -223,8 +223,7 @@ Status EmbeddingTable::LoadRecords(const RecordView* records, int64_t n, LoadSta
     RaiseMaxUpdateTs(newest);
     stats->loaded += tile.n;
     if (job.out_of_memory.load(std::memory_order_relaxed)) {
-      return Status::ResourceExhausted("no memory for new rows, the table has " +
-                                       std::to_string(Size()));
+      return NoRoomForRows(*arena_, Size());
     }
   }
   return Status::Ok();

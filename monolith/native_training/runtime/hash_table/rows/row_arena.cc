@@ -46,10 +46,11 @@ T* AllocateZeroed(int64_t n) {
 
 }  // namespace
 
-RowArena::RowArena(int64_t stride, int num_shards)
+RowArena::RowArena(int64_t stride, int num_shards, int last_region)
     : stride_(stride),
       block_shift_(BlockShift(stride)),
       first_rows_mask_(static_cast<uint32_t>(FirstRows(stride, block_rows(), num_shards) - 1)),
+      last_region_(last_region),
       newest_(__builtin_clz(first_rows_mask_)) {
   if (!MapRegion(newest_, 0, int64_t{first_rows_mask_} + 1)) throw std::bad_alloc();
   base_ = regions_[newest_].base;
@@ -119,6 +120,11 @@ int64_t RowArena::FreeRows() const {
   return free_blocks_ * block_rows();
 }
 
+bool RowArena::HasRowNumbers() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return newest_ > last_region_ || next_row_ < end_row_ || free_blocks_ > 0;
+}
+
 bool RowArena::TakeNew(uint32_t* block) {
   if (next_row_ == end_row_ && !AddRegion()) return false;
   Region* const region = &regions_[newest_];
@@ -137,7 +143,7 @@ bool RowArena::AddRegion() {
     PromotePages(base_, (int64_t{first_rows_mask_} + 1) * stride_);
     promoted_ = true;
   }
-  if (newest_ == 0) return false;
+  if (newest_ == last_region_) return false;
   const int64_t rows = int64_t{1} << (32 - newest_);
   // Where address space is limited, as much of it as there is.
   int64_t bytes = std::min(rows, kMaxRegionBytes / stride_) * stride_;
@@ -213,7 +219,7 @@ void RowArena::Populate(Region* region, int64_t from, int64_t to) {
 }
 
 void RowArena::PrepareNextRegion() {
-  if (newest_ == 0 || regions_[newest_ - 1].base != nullptr) return;
+  if (newest_ == last_region_ || regions_[newest_ - 1].base != nullptr) return;
   const int64_t rows = int64_t{1} << (32 - newest_);
   if (rows > kMaxRegionBytes / stride_ || !MapRegion(newest_ - 1, rows, rows)) return;
   Populate(&regions_[newest_ - 1], 0, kHugePageBytes);

@@ -48,7 +48,7 @@ class RowArena {
  public:
   static constexpr uint32_t kNoBlock = 0xffffffffu;
 
-  // What the owner of a block knows: the shard, or the arena where it is free.
+  // A block's owner as it is known: the shard, or the arena where it is free.
   struct Block {
     uint32_t previous;  // in a list of its owner
     uint32_t next;
@@ -56,14 +56,15 @@ class RowArena {
     uint32_t free_rows;  // how many
   };
 
-  // Throws std::bad_alloc when the system has no address space left for region 0.
-  RowArena(int64_t stride, int num_shards);
+  // Throws std::bad_alloc when the system has no address space left for region 0. `last_region` is
+  // for tests: the leading zeros of the highest row number, of which there are 2^32 otherwise.
+  RowArena(int64_t stride, int num_shards, int last_region = 0);
   ~RowArena();
   RowArena(const RowArena&) = delete;
   RowArena& operator=(const RowArena&) = delete;
 
-  // What Address reads. Loops copy it into registers: their stores might change the arena, for all
-  // the compiler knows.
+  // The fields that Address reads. Loops copy it into registers: their stores might change the
+  // arena, for all the compiler knows.
   struct View {
     const uintptr_t* bases;
     char* base;  // row 0
@@ -99,6 +100,8 @@ class RowArena {
   int64_t MetadataBytes() const;
   // Rows of free blocks.
   int64_t FreeRows() const;
+  // Whether a block could still be numbered; if so, it is memory that AllocateBlock lacks.
+  bool HasRowNumbers() const;
 
  private:
   static constexpr int kNumRegions = 32;
@@ -154,6 +157,7 @@ class RowArena {
   const int64_t stride_;
   const int block_shift_;
   const uint32_t first_rows_mask_;
+  const int last_region_;
   uintptr_t bases_[kNumRegions] = {};  // entries are set before rows of their region are known
   char* base_ = nullptr;               // constant after construction
   mutable std::mutex mutex_;

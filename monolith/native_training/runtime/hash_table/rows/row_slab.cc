@@ -1,6 +1,7 @@
 #include "monolith/native_training/runtime/hash_table/rows/row_slab.h"
 
 #include <cstring>
+#include <string>
 
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 
@@ -73,6 +74,17 @@ void RowSlab::Unlink(const RowArena::Block& block) {
 int64_t RowSlab::UntouchedBytes() const {
   if (left_ == 0 || !arena_->OnSmallPages(next_)) return 0;
   return left_ * arena_->stride() / kSmallPageBytes * kSmallPageBytes;
+}
+
+Status NoRoomForRows(const RowArena& arena, int64_t size) {
+  if (arena.HasRowNumbers()) {
+    return Status::ResourceExhausted("no memory for new rows, the table has " +
+                                     std::to_string(size));
+  }
+  return Status::ResourceExhausted(
+      "the table has " + std::to_string(size) +
+      " rows and can number no more, as one table has at most 2^32: spread its ids over several "
+      "tables or parameter servers");
 }
 
 }  // namespace engine

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_arena.h"
 
 namespace monolith {
@@ -59,6 +60,9 @@ class RowSlab {
   int64_t free_ = 0;
   int64_t reused_ = 0;
 };
+
+// Why a table of `size` rows got no row from its slabs: it lacks memory, or numbers for rows.
+Status NoRoomForRows(const RowArena& arena, int64_t size);
 
 }  // namespace engine
 }  // namespace monolith

@@ -109,7 +109,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   }
 
  private:
-  // What a predictor hands back with its answer.
+  // Holds what a predictor hands back with its answer.
   struct Call {
     const TfServingRemotePredictOp* op;
     OpKernelContext* ctx;

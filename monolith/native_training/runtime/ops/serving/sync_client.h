@@ -23,8 +23,8 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// What the writer of a row log and the savers of checkpoints tell each other through a client: one
-// runs on a parameter server, the others on the chief.
+// Marks that the writer of a row log and the savers of checkpoints leave each other in a client:
+// one runs on a parameter server, the others on the chief.
 struct RowLogMarks {
   // Where the log ends for the writer: epoch, seq, next offset; zeros before the first batch.
   int64_t position[3] = {0, 0, 0};

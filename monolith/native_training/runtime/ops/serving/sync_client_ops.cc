@@ -52,7 +52,7 @@ class SyncClientOp : public NamedResourceOp<SyncClient> {
 };
 
 REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncClient").Device(DEVICE_CPU), SyncClientOp<true>);
-// Of tables on a GPU.
+// Tables on a GPU use it, too.
 REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncClient").Device(DEVICE_GPU).HostMemory("handle"),
                         SyncClientOp<true>);
 REGISTER_GUARDED_KERNEL(Name("MonolithParameterSyncClient").Device(DEVICE_CPU),

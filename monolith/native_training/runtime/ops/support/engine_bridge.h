@@ -24,7 +24,7 @@ inline Status FromEngine(const engine::Status& status) {
     case engine::StatusCode::kResourceExhausted:
       return errors::ResourceExhausted(status.message);
     case engine::StatusCode::kUnimplemented:
-      // What a table cannot do depends on its configuration, so the caller's argument is wrong.
+      // A table's limits depend on its configuration, so the caller's argument is wrong.
       return errors::InvalidArgument(status.message);
     case engine::StatusCode::kNotFound:
       return errors::NotFound(status.message);

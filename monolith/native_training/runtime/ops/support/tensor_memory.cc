@@ -45,7 +45,7 @@ bool SystemHas(int64_t bytes) {
   return true;
 }
 
-// What the system is asked for when the allocator needs another region.
+// Returns how much the system is asked for when the allocator needs another region.
 int64_t RegionFor(int64_t bytes) {
   constexpr int64_t kAround = 1 << 16;  // for malloc, and for alignment
   int64_t region = kLargeBytes;

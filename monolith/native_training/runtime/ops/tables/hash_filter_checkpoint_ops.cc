@@ -241,7 +241,7 @@ class HashFilterRestoreOp : public FileKernel {
 
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterSave").Device(DEVICE_CPU), HashFilterSaveOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterRestore").Device(DEVICE_CPU), HashFilterRestoreOp);
-// Of tables on a GPU.
+// The same for tables on a GPU.
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterSave")
                             .Device(DEVICE_GPU)
                             .HostMemory("handle")

@@ -1,4 +1,4 @@
-// What the index of a shard promises: keys are found, growth moves a piece at a time, memory comes
+// The promises of a shard's index: keys are found, growth moves a piece at a time, memory comes
 // back.
 #include "monolith/native_training/runtime/hash_table/index/flat_index.h"
 
@@ -112,7 +112,7 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
 }
 
 TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
-  // Of 64 shards with as many keys each, some have more pieces already, some do not.
+  // Some of 64 shards with as many keys each have more pieces already, some do not.
   RunPool pool;
   FlatIndex::Directory directory;
   std::vector<std::unique_ptr<FlatIndex>> shards;

@@ -228,7 +228,7 @@ TEST_F(TableFilesTest, DamageIsAnErrorAndKeepsTheContent) {
   ASSERT_TRUE(LoadTable(&disk_, base_, table.get()).ok());
 }
 
-// Files of so many bytes are loaded by several threads, however few files there are.
+// Files of that size are loaded by several threads, however few files there are.
 TEST_F(TableFilesTest, ManyThreadsLoadEveryRowOfALargeFileOnce) {
   const auto table = SgdTable(256);
   const Ids ids = Range(30000);

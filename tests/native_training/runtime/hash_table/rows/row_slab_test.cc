@@ -230,6 +230,30 @@ TEST(RowSlabTest, LimitedMemoryIsUsedUpAndAnArenaGoesOnWhenThereIsMore) {
   }
 }
 
+TEST(RowArenaTest, AtTheLastRowNumberTheErrorSaysWhatToDo) {
+  constexpr int kLastRegion = 13;  // 2^19 rows in all, 2^15 of them in the first region
+  RowArena arena(64, 64, kLastRegion);
+  RowSlab slab(&arena);
+  EXPECT_TRUE(arena.HasRowNumbers());
+  EXPECT_EQ(NoRoomForRows(arena, 7).message, "no memory for new rows, the table has 7");
+  int64_t rows = 0;
+  uint32_t last = 0;
+  while (const uint32_t row = slab.Allocate()) {
+    last = row;
+    ++rows;
+  }
+  EXPECT_EQ(rows, (int64_t{1} << (32 - kLastRegion)) - 1);
+  EXPECT_EQ(last, rows);
+  EXPECT_FALSE(arena.HasRowNumbers());
+  const Status status = NoRoomForRows(arena, rows);
+  EXPECT_EQ(status.code, StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message.find("has 524287 rows and can number no more"), std::string::npos)
+      << status.message;
+  for (uint32_t row = last; row > last - arena.block_rows(); --row) slab.Free(row);
+  EXPECT_TRUE(arena.HasRowNumbers()) << "a block came back";
+  EXPECT_NE(slab.Allocate(), 0u);
+}
+
 TEST(RowArenaTest, NoAddressSpaceForTheFirstRegionIsBadAlloc) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need address space themselves";
   EXPECT_EQ(RunInChild([] {

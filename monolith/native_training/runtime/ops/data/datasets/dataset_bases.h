@@ -1,4 +1,4 @@
-// What datasets have in common: how they are written as a graph, what they know of their input,
+// Shared parts of datasets: how they are written as a graph, what they know of their input,
 // and how their iterators hear of cancellation.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_DATASETS_DATASET_BASES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_DATASETS_DATASET_BASES_H_

@@ -183,7 +183,7 @@ void FlowGroup::Free() {
 bool FlowGroup::IsOver(bool is_newest) const {
   const auto is_set = [](bool bit) { return bit; };
   if (std::any_of(live_.begin(), live_.end(), is_set) || has_reader_) return false;
-  // What was read for a flow that was never opened is kept: flows may be read one after
+  // Samples that were read for a flow that was never opened are kept: flows may be read one after
   // the other.
   return home_ != nullptr || !finished_ || !is_newest ||
          std::all_of(joined_.begin(), joined_.end(), is_set);

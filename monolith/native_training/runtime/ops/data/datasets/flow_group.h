@@ -46,7 +46,7 @@ inline bool WasCancelled(CancellationManager* manager) {
   return manager->IsCancelling() || manager->IsCancelled();
 }
 
-// Which flow of the input a sample belongs to.
+// Returns which flow of the input a sample belongs to.
 using FlowRoute = std::function<Status(const Tensor& sample, size_t* flow)>;
 
 // Identifies a reader: iterators that agree in all of it share one.
@@ -128,7 +128,7 @@ class FlowGroup {
   }
   void Free();
 
-  // What ends the flows when nothing has happened for long. Called under the lock of the queues.
+  // Ends the flows when nothing has happened for long. Called under the lock of the queues.
   std::optional<FlowItem> EndOfPatience(size_t flow, bool full, int64_t max_queue_size);
   // Whether an iterator over index 0 is alive, now in another pass over the input.
   bool MayGetReader();

@@ -83,7 +83,7 @@ struct NegativeOptions {
   float real_neg_weight, sampled_neg_weight;
   bool unbias;
   float origin_neg_in_pool_proba, decay_factor, easy_hard_ratio;
-  // Of an Instance features are slots.
+  // The features of an Instance are slots.
   absl::flat_hash_set<int64_t> item_slots;
   int64_t channel_slot = kDefaultChannelSlot;
   int64_t index_slot = -1;

@@ -134,7 +134,7 @@ class KafkaDatasetOp::Dataset::Iterator final : public SourceIterator<Dataset> {
       const Status status = ReadFetch(reader_.get(), dataset()->message_poll_timeout_,
                                       dataset()->stream_timeout_, is_cancelled, &fetch);
       if (!status.ok()) {
-        // What is read next starts here, with a consumer of its own.
+        // The next read starts here, with a consumer of its own.
         Release();
         return status;
       }

@@ -114,7 +114,7 @@ class AppliedRuns {
   }
 
  private:
-  // Of each server; none at all if no server has applied the message.
+  // Tells for each server whether it has applied the message; empty if none has.
   std::vector<bool> AppliedBy(const KafkaFetch& fetch, size_t i) const {
     std::vector<bool> applied;
     const auto found = servers_.find(fetch.partitions[i]);

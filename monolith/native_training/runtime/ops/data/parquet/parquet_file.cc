@@ -79,8 +79,8 @@ Status GetApi(const ParquetApi** api) {
 
 }  // namespace
 
-// What the library reads. The first error of the file system is kept: the library knows but that
-// there was one.
+// Gives the library its input. The first error of the file system is kept: the library knows but
+// that there was one.
 struct ParquetFile::Input {
   std::unique_ptr<RandomAccessFile> file;
   MonolithParquetInput callbacks;

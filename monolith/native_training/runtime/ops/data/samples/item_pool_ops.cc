@@ -153,7 +153,7 @@ class ItemPoolRandomFillOp : public OpKernel {
  private:
   static constexpr int64_t kChannels = 10;
   static constexpr int64_t kExtraItems = 100;
-  static constexpr int64_t kMaxStartNum = 1 << 16;  // so many random items are enough to try
+  static constexpr int64_t kMaxStartNum = 1 << 16;  // random items that are enough to try
 };
 
 // Names the pool that one worker saved at one step.

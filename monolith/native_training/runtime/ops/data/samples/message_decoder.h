@@ -11,7 +11,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/status.h"
 
-// What InitWithOptions reads, for REGISTER_OP.
+// Declares the attributes that InitWithOptions reads, for REGISTER_OP.
 #define MONOLITH_MESSAGE_DECODER_ATTRS         \
   .Attr("out_type: {variant, string}")         \
       .Attr("input_pb_type: string")           \

@@ -100,7 +100,7 @@ struct SampleTraits<ExampleBatch> {
   static constexpr char kVariantName[] = "monolith::ExampleBatch";
 };
 
-// What a variant tensor holds. One whose sample was moved away, as a batch that is taken apart
+// The value of a variant tensor. One whose sample was moved away, as a batch that is taken apart
 // leaves them behind, is as good as an empty sample.
 template <typename Proto>
 class SampleVariant {
@@ -146,8 +146,8 @@ Status GetSample(const Variant& variant, const Proto** sample) {
   return OkStatus();
 }
 
-// What an iterator gave is one scalar variant. A dataset whose shapes are unknown may promise it
-// and give something else.
+// Checks that an iterator gave one scalar variant. A dataset whose shapes are unknown may promise
+// it and give something else.
 inline Status CheckSampleElement(const std::vector<Tensor>& element) {
   if (element.size() == 1 && element[0].dtype() == DT_VARIANT && element[0].dims() == 0) {
     return OkStatus();

@@ -37,7 +37,7 @@ template <typename T>
   return {values.data(), values.size()};
 }
 
-// What the filter says about the ids of a sample.
+// Returns the filter's verdict on the ids of a sample.
 bool Keeps(const ::monolith::data::FidFilter& filter, const Instance& instance);
 bool Keeps(const ::monolith::data::FidFilter& filter, const Example& example);
 
