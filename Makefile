@@ -14,6 +14,9 @@ JOBS ?= $(shell nproc)
 # Each target and version has a file of its own; tools/tested_page.py makes rows of them.
 RESULTS = --target $@ --results build/results/$@$(VENV:.venv%=%).json
 
+# A build has steps in an order, and compiles on all cores by itself.
+.NOTPARALLEL:
+
 .PHONY: help build runnable native server gpu gpu-test horovod torch jax demo demo-sync demo-realtime demo-realtime-faults test test-all test-chosen test-keras test-versions test-all-versions cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
 
 help:
@@ -133,7 +136,7 @@ sanitize-ops: $(VENV)/.for-test build ## the op library under AddressSanitizer, 
 bazel-test: $(VENV)/.for-test build ## build and test the same sources with Bazel
 	VENV="$(VENV)" bash tools/bazel_test.sh
 
-# What mypy checks: where a wrong type would go unnoticed until a cluster runs.
+# The sources that mypy checks: a wrong type there would go unnoticed until a cluster runs.
 TYPED := $(addprefix monolith/native_training/, checkpoints driver graph graph_estimator settings tables distributed_ps.py distributed_ps_factory.py \
   distributed_ps_sync.py embedding_combiners.py estimator.py feature.py feature_utils.py multi_type_hash_table.py native_model.py prefetch_queue.py \
   data layers model_export) \

@@ -49,6 +49,12 @@ class ImportTest(unittest.TestCase):
         said = run("import monolith, tensorflow", **environment).stderr
         self.assertRegex(said, "Unable to register cuDNN factory|cudart_stub.cc")
 
+  def test_a_machine_without_a_driver_of_cuda_is_no_error(self):
+    done = run("import monolith, tensorflow as tf; monolith.HashTable; print(int(tf.constant(1)))")
+
+    self.assertEqual(done.stdout, "1\n")
+    self.assertNotIn("cuInit", done.stderr)
+
   def test_loads_no_tensorflow(self):
     done = run("import sys, monolith; print('tensorflow' in sys.modules)")
 

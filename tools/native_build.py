@@ -444,9 +444,11 @@ def _tensorflow_flags(tools: Toolchain, first: object = DEPRECATIONS) -> str:
 def _header_flags(tools: Toolchain) -> str:
   # -isystem keeps TensorFlow's warnings and thousands of header names out of the build; the link
   # gives them one path wherever TensorFlow lies, so that a build in a temporary environment
-  # reuses the objects. A change of version changes the command and rebuilds.
+  # reuses the objects. A change of version changes the command and rebuilds. TensorFlow's headers
+  # include <zlib.h>, which its wheels bring and a bare system does not have.
+  headers = f"{tools.folder}/tensorflow/include"
   return (
-    f"-I{tools.folder}/gen -isystem {tools.folder}/tensorflow/include {TENSORFLOW_DEFINES} "
+    f"-I{tools.folder}/gen -isystem {headers} -isystem {headers}/external/zlib {TENSORFLOW_DEFINES} "
     f"-DMONOLITH_TENSORFLOW_VERSION={tools.tensorflow_version}"
   )
 

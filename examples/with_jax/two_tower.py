@@ -11,11 +11,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import monolith.jax
-import numpy as np
-
 import jax
 import jax.numpy as jnp
+import monolith.jax
+import numpy as np
 
 USERS, ITEMS, TOPICS, TOP_K, BATCH_SIZE = 500, 400, 20, 20, 512
 TABLES = {

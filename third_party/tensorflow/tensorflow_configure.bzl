@@ -17,7 +17,11 @@ cc_library(
         "include/unsupported/**",
     ]),
     defines = ["_GLIBCXX_USE_CXX11_ABI=1", "EIGEN_MAX_ALIGN_BYTES=64"],
-    includes = ["include"],
+    # TensorFlow's headers include <zlib.h>, which its wheels bring.
+    includes = [
+        "include",
+        "include/external/zlib",
+    ],
 )
 
 cc_import(

@@ -1,6 +1,7 @@
 // Leaves out warnings of TensorFlow that tell no error. When a run on servers ends, each of them
 // says of every call of the last step that it was cancelled: dozens of lines at the end of a good
 // run. A run that fails names its reason elsewhere, and what another reason made stop is kept.
+// Where no driver of CUDA is installed, every process says that it could not be called.
 // MONOLITH_VERBOSE=1 or TF_CPP_MIN_LOG_LEVEL=0 lets the lines through.
 #include <cstdlib>
 #include <memory>
@@ -28,6 +29,14 @@ constexpr absl::string_view kAbortedStep =
     "Local rendezvous is aborting with status: ABORTED: Step ";
 constexpr absl::string_view kCancelled = " cancelled.  Cancelling rendezvous.";
 
+// Error 303: there is no library of the driver. Any other is about a GPU, and is kept.
+constexpr absl::string_view kNoDriver = "failed call to cuInit: ";
+constexpr absl::string_view kNoLibrary = "UNKNOWN ERROR (303)";
+
+bool IsAboutMissingDriver(absl::string_view message) {
+  return absl::StartsWith(message, kNoDriver) && absl::EndsWith(message, kNoLibrary);
+}
+
 bool IsLeftOut(absl::string_view message) {
   for (const absl::string_view beginning : kLeftOut) {
     if (absl::StartsWith(message, beginning)) return true;
@@ -49,7 +58,8 @@ class QuietLog final : public tsl::TFLogSink {
   explicit QuietLog(tsl::TFLogSink* next) : next_(next) {}
 
   void Send(const tsl::TFLogEntry& entry) override {
-    if (!IsLeftOut(entry.text_message())) next_->Send(entry);
+    const absl::string_view message = entry.text_message();
+    if (!IsLeftOut(message) && !IsAboutMissingDriver(message)) next_->Send(entry);
   }
 
   void WaitTillSent() override { next_->WaitTillSent(); }
@@ -79,7 +89,8 @@ class QuietLog final : public absl::LogSink {
   void Send(const absl::LogEntry& entry) override {
     // A program that lowers the threshold later gets those lines from Abseil.
     if (entry.log_severity() >= absl::StderrThreshold()) return;
-    if (entry.log_severity() <= absl::LogSeverity::kWarning && IsLeftOut(entry.text_message())) {
+    const bool is_error = entry.log_severity() > absl::LogSeverity::kWarning;
+    if (is_error ? IsAboutMissingDriver(entry.text_message()) : IsLeftOut(entry.text_message())) {
       return;
     }
     absl::log_internal::WriteToStderr(entry.text_message_with_prefix_and_newline(),
