@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "monolith/native_training/runtime/gpu/launch.h"
@@ -25,15 +26,26 @@ inline bool AreAligned(std::initializer_list<const void*> pointers) {
   return std::all_of(pointers.begin(), pointers.end(), IsAligned);
 }
 
-// One access; the address is aligned.
+// One access; the address is aligned. CPUs take any address: there the compiler is not told of the
+// alignment, because GCC 14 merges the branches of Load and keeps the load that wants it.
 template <int kSize>
 MONO_DEVICE Pack<kSize> LoadAligned(const float* from) {
+#ifdef __CUDA_ARCH__
   return *reinterpret_cast<const Pack<kSize>*>(from);
+#else
+  Pack<kSize> pack;
+  std::memcpy(pack.values, from, sizeof(pack.values));
+  return pack;
+#endif
 }
 
 template <int kSize>
 MONO_DEVICE void StoreAligned(const Pack<kSize>& pack, float* to) {
+#ifdef __CUDA_ARCH__
   *reinterpret_cast<Pack<kSize>*>(to) = pack;
+#else
+  std::memcpy(to, pack.values, sizeof(pack.values));
+#endif
 }
 
 // Loads that do not need to be aligned: as one access where the address allows it.
