@@ -6,7 +6,10 @@ JAX in main memory.
 
 from __future__ import annotations
 
+import itertools
+import math
 import numbers
+import operator
 from typing import Any
 
 import numpy as np
@@ -66,11 +69,22 @@ def as_floats(values: Any, what: str, ids: np.ndarray, dim: int) -> np.ndarray:
   # Half precision of other libraries has kind V.
   if array.dtype.kind not in "fiuV" or (array.dtype.kind == "V" and array.dtype.names):
     raise TypeError(f"{what} have dtype {array.dtype}, want float32")
-  if array.size != ids.size * dim:
+  if not fits(array.shape, ids.size, dim):
     raise ValueError(
       f"{what} has shape {array.shape}, want {dim} floats for each of {ids.size} ids"
     )
   return np.ascontiguousarray(array, dtype=np.float32).reshape(ids.size, dim)
+
+
+def fits(shape: tuple[int, ...], n: int, dim: int) -> bool:
+  """Returns whether an array has `dim` floats for each of n ids, id after id.
+
+  An array with all of them in one dimension has, and one whose first dimensions are the ids; one
+  that is transposed has not.
+  """
+  if math.prod(shape) != n * dim:
+    return False
+  return len(shape) < 2 or n in itertools.accumulate(shape, operator.mul, initial=1)
 
 
 def address(array: np.ndarray) -> int:
@@ -87,7 +101,7 @@ def check_out(out: Any, n: int, dim: int) -> np.ndarray:
   """
   if not isinstance(out, np.ndarray) or out.dtype != np.float32:
     raise TypeError(f"out is {getattr(out, 'dtype', type(out).__name__)}, want a float32 array")
-  if out.size != n * dim:
+  if not fits(out.shape, n, dim):
     raise ValueError(f"out has shape {out.shape}, want {dim} floats for each of {n} ids")
   if not (out.flags.c_contiguous and out.flags.writeable):
     raise ValueError("out has gaps or must not be written, want a contiguous, writable array")

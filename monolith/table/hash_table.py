@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import numbers
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +21,9 @@ LearningRate = Union[float, Callable[[int], Any]]
 _EVICT_EVERY_HOURS = 1
 _NON_FINITE = {"stop": 0, "skip": 1, "ignore": 2}
 _SAVE_FILES = -1  # the size decides
+# Asked for the step of Adam that they have seen, which takes a fraction of a second.
+_ROWS_ASKED_FOR_STEPS = 1 << 16
+_PAGES_KEPT = 32
 
 
 class HashTable(methods.TableMethods):
@@ -74,6 +80,9 @@ class HashTable(methods.TableMethods):
     self._initial_capacity = int(initial_capacity)
     self.learning_rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
     self._step = 0
+    # The steps of Adam before this table's first one, where loaded rows tell them.
+    self._steps_before = 0
+    self._was_loaded = False
     self._step_lock = threading.Lock()
     self._library = library.load()
     handle = ctypes.c_void_p()
@@ -95,12 +104,12 @@ class HashTable(methods.TableMethods):
 
   @property
   def name(self) -> str | None:
-    """What messages call the table."""
+    """The name of the table in messages."""
     return self._name
 
   @property
   def optimizer(self) -> optimizers.Optimizer:
-    """What a step does to a row."""
+    """The optimizer of the rows."""
     return self._optimizer
 
   @property
@@ -114,8 +123,15 @@ class HashTable(methods.TableMethods):
 
   @property
   def steps(self) -> int:
-    """How many updates the table has made."""
+    """How many updates the table has made; a run that goes on may set it."""
     return self._step
+
+  @steps.setter
+  def steps(self, value: int) -> None:
+    if not isinstance(value, numbers.Integral) or not 0 <= value < 1 << 63:
+      raise ValueError(f"steps is {value!r}, want a whole number of at least 0")
+    with self._step_lock:
+      self._step, self._steps_before, self._was_loaded = int(value), 0, False
 
   def close(self) -> None:
     """Frees the table. No other call may be under way."""
@@ -400,14 +416,52 @@ class HashTable(methods.TableMethods):
       self.handle, os.fsencode(path), ctypes.byref(loaded), ctypes.byref(reset)
     )
     library.check(code, of_files=True)
+    self._was_loaded = True
     return loaded.value, reset.value
 
+  def _find_last_step(self) -> int:
+    """Returns the last step of Adam that the newest rows have seen; 0 where they have seen none."""
+    pages: list[np.ndarray] = []
+
+    def newest() -> np.ndarray:
+      rows = np.concatenate(pages) if pages else np.zeros([0, 2], np.int64)
+      if len(rows) <= _ROWS_ASKED_FOR_STEPS:
+        return rows
+      return rows[np.argpartition(rows[:, 0], -_ROWS_ASKED_FOR_STEPS)[-_ROWS_ASKED_FOR_STEPS:]]
+
+    def take(_: Any, ids: int, times: int, values: int, n: int) -> int:
+      of_page = _copy(times, ctypes.c_uint32, n).astype(np.int64)
+      pages.append(np.stack([of_page, _copy(ids, ctypes.c_int64, n)], 1))
+      if len(pages) == _PAGES_KEPT:
+        pages[:] = [newest()]
+      return 0
+
+    sink = library.ROW_SINK(take)
+    library.call("mono_table_rows", self.handle, sink, None)
+    return int(max(map(_step_of, self.entries(newest()[:, 1])), default=0))
+
   def take_step(self) -> tuple[int, float]:
-    """Counts a step; returns how many there were before, and the learning rate of this one."""
+    """Counts a step; returns how many there were before, and the learning rate of this one.
+
+    Of an Adam that counts the table's steps, those that loaded rows have behind them are among the
+    steps before: to it, steps that begin anew are another run, and rows would lose their moments. A
+    schedule of learning rates counts this table's own.
+
+    Raises:
+      ValueError: the learning rate is not finite, or has no room in a float32.
+    """
     with self._step_lock:
+      if self._was_loaded and self._optimizer.decay_by_step:
+        self._was_loaded = False
+        if last := self._find_last_step():
+          self._steps_before = last - self._step
       step, self._step = self._step, self._step + 1
-    rate = self._learning_rate
-    return step, float(rate(step) if callable(rate) else rate)
+      before = step + self._steps_before
+    schedule = self._learning_rate
+    rate = float(schedule(step) if callable(schedule) else schedule)
+    if not math.isfinite(ctypes.c_float(rate).value):
+      raise ValueError(f"learning_rate of step {step} is {rate!r}, want a finite number of float32")
+    return before, rate
 
 
 def lookup_many(lookups: Sequence[tuple[HashTable, Any, np.ndarray]]) -> None:
@@ -479,6 +533,21 @@ def _options(
     non_finite=_NON_FINITE[setting],
     sum_duplicates=1,
   )
+
+
+def _step_of(entry: bytes) -> float:
+  """Returns which step a serialized `EntryDump` has seen last, by Adam's state; 0 if it has none.
+
+  Below 1 it is the power of an Adam that counts the steps of each row.
+  """
+  # The time comes last: a varint, of which all bytes but the last have the top bit.
+  at = len(entry) - 1
+  while at > 0 and entry[at - 1] >= 128:
+    at -= 1
+  # The number before it is field 4 of AdamOptimizerDump, of 32 bits.
+  if at < 6 or entry[at - 1] != 0x20 or entry[at - 6] != 0x25:
+    return 0.0
+  return struct.unpack_from("<f", entry, at - 5)[0]
 
 
 def _copy(address: int, kind: Any, n: int) -> np.ndarray:

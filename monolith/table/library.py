@@ -21,7 +21,7 @@ _PERMISSION_DENIED = 7
 
 
 class TableError(RuntimeError):
-  """What failed is neither an argument nor memory: a file is damaged, or the library is missing."""
+  """Raised for a damaged file or a missing library; arguments and memory have other errors."""
 
 
 class _Segment(ctypes.Structure):

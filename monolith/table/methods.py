@@ -1,6 +1,6 @@
-"""What every `HashTable` does alike: on NumPy arrays here, on tensors in `monolith.HashTable`.
+"""The methods that all tables share: those on NumPy arrays, and those on tensors of TensorFlow.
 
-No TensorFlow is loaded: that one derives from this class, too.
+This module loads no TensorFlow, although `monolith.HashTable` derives from its class, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What describes a table without TensorFlow and protobuf: its optimizer, first values, lifetime.
+"""Describes a table without TensorFlow and protobuf: its optimizer, first values, lifetime.
 
   optimizers.find("adam")                          # Optimizer("adam", epsilon=1e-07, ...)
   optimizers.find(entry.AdamOptimizer(0.01))       # the same numbers, where protobuf is installed
 
-A name has the numbers that it has in `monolith.HashTable`.
+A name means the same numbers here as in `monolith.HashTable`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment(gpu_table.Segment):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """What a step does to a row. Of the numbers each kind reads those that it knows.
+  """The rule by which a step changes a row. Each kind reads the numbers that it knows.
 
   Attributes:
     kind: `sgd`, `adagrad`, `adadelta`, `adam`, `amsgrad`, `momentum`, `moving_average`, `ftrl`,
@@ -78,7 +78,7 @@ class Optimizer:
         raise ValueError(f"{field.name} is {value!r}, want a finite number")
 
 
-# What runs as long as nothing else is said: Adam with Keras's and PyTorch's numbers.
+# The optimizer by default: Adam with Keras's and PyTorch's numbers.
 DEFAULT = Optimizer("adam", learning_rate=0.001, beta2=0.999, epsilon=1e-7, decay_by_step=True)
 NAMED = {
   "adadelta": Optimizer("adadelta"),
@@ -92,7 +92,7 @@ NAMED = {
 }
 
 OptimizerLike = Union[str, Optimizer, Any]
-# What new rows begin with, by name.
+# The first values of new rows, by name.
 FIRST_VALUES = {"uniform": "random_uniform", "zeros": "zeros", "ones": "ones"}
 InitializerLike = Union[str, float, tuple, Any]
 Duration = Union[str, int, datetime.timedelta]

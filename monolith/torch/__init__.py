@@ -21,10 +21,13 @@ PyTorch that gets its parameter, with that one's learning rate, when that steps.
 loaded.
 """
 
-from monolith.torch.collection import EmbeddingBagCollection, EmbeddingBagConfig
-from monolith.torch.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from monolith.torch.modules import Embedding, EmbeddingBag
-from monolith.torch.ranks import LOCAL
+from monolith import _install
+
+with _install.naming_extra("torch"):
+  from monolith.torch.collection import EmbeddingBagCollection, EmbeddingBagConfig
+  from monolith.torch.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+  from monolith.torch.modules import Embedding, EmbeddingBag
+  from monolith.torch.ranks import LOCAL
 
 __all__ = [
   "LOCAL",

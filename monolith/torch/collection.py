@@ -49,7 +49,8 @@ def _own_config(config: Any) -> EmbeddingBagConfig:
   """
   if isinstance(config, EmbeddingBagConfig):
     return config
-  if getattr(config, "init_fn", None) is not None or getattr(config, "weight_init_min", None):
+  of_first = ("init_fn", "weight_init_min", "weight_init_max")
+  if any(getattr(config, name, None) is not None for name in of_first):
     raise ValueError(
       f"table {config.name!r} has first values of its own: write "
       "monolith.torch.EmbeddingBagConfig(..., initializer=(-0.1, 0.1))"
@@ -78,7 +79,8 @@ class EmbeddingBagCollection(torch.nn.Module):
     tables: name -> `RowTable`.
 
   Raises:
-    ValueError, TypeError: two tables have one name, or a configuration is not as described.
+    ValueError, TypeError: there is no table, two have one name, or a configuration is not as
+      described.
   """
 
   def __init__(
@@ -92,12 +94,15 @@ class EmbeddingBagCollection(torch.nn.Module):
     super().__init__()
     self._weighted = is_weighted
     self._configs = tuple(map(_own_config, tables))
+    if not self._configs:
+      raise ValueError("tables is empty, want a configuration for each table")
     names = [config.name for config in self._configs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
       raise ValueError(f"tables {twice} are there twice")
-    # What is pooled alike is pooled together: for each table which of these groups, for each group
-    # its way and its features, and for each feature its group and its number there.
+    # Tables of one length and pooling form a group, which is pooled together. `_into` has the group
+    # of each table, `_modes` and `_names` have the pooling and the features of each group, and
+    # `_places` has the group of each feature and its number there.
     alike = [(c.embedding_dim, pooling.check_mode(c.pooling)) for c in self._configs]
     groups = list(dict.fromkeys(alike))
     self._into = [groups.index(one) for one in alike]

@@ -17,8 +17,10 @@ import torch
 from monolith.table import optimizers
 
 _REMEDY = "give the table one of its own, such as Embedding(16, optimizer='adagrad')"
-# What keeps an accumulator that begins at 0 from dividing by it.
+# The least first value of an accumulator, as a step divides by its root.
 _LEAST_ACCUMULATOR = 1e-20
+# PyTorch's default, too little to be missed.
+_ADAGRAD_EPSILON = 1e-10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +57,17 @@ def follow(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, on_gpu
   left_out = []
   if group.get("weight_decay"):
     left_out.append(f"weight_decay={group['weight_decay']}")
+  if kind == "Adagrad" and group["eps"] > _ADAGRAD_EPSILON:
+    left_out.append(f"eps={group['eps']}")
   if on_gpu and numbers.pop("decay_by_step", False):
     left_out.append("the decay of moments between two batches with an id")
   rate = float(group["lr"])
   return Followed(optimizers.Optimizer(learning_rate=rate, **numbers), tuple(left_out))
+
+
+def steps_taken(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> int:
+  """Returns how many steps an optimizer of PyTorch counts for a parameter, 0 if it does not."""
+  return int(optimizer.state.get(parameter, {}).get("step", 0))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -266,6 +266,10 @@ def split(features: Any, wanted: Sequence[str]) -> dict[str, Bags]:
   if isinstance(features, Mapping):
     missing = [name for name in wanted if name not in features]
     found = {name: _bags(name, features[name]) for name in wanted if name in features}
+  elif not hasattr(features, "stride") or not hasattr(features, "weights_or_none"):
+    raise TypeError(
+      f"features is a {type(features).__name__}, want a KeyedJaggedTensor or a mapping of names"
+    )
   else:
     names = list(features.keys())
     missing = [name for name in wanted if name not in names]
@@ -278,17 +282,46 @@ def split(features: Any, wanted: Sequence[str]) -> dict[str, Bags]:
   return found
 
 
+def check_offsets(offsets: Any, what: str) -> None:
+  """Refuses what cannot be offsets, whatever they are.
+
+  Args:
+    offsets: where bags begin.
+    what: what messages call them.
+
+  Raises:
+    TypeError: they are no tensor of integers.
+    ValueError: they have another shape than `[n]`.
+  """
+  if not isinstance(offsets, torch.Tensor):
+    raise TypeError(f"{what} are a {type(offsets).__name__}, want a tensor")
+  if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype is torch.bool:
+    raise TypeError(f"{what} have dtype {offsets.dtype}, want integers")
+  if offsets.dim() != 1:
+    raise ValueError(f"{what} have shape {tuple(offsets.shape)}, want one dimension")
+
+
 def _split_keyed(features: Any, names: list[str], wanted: Sequence[str]) -> dict[str, Bags]:
   batch, offsets = features.stride(), features.offsets()
   ids, weights = features.values(), features.weights_or_none()
+  check_offsets(offsets, "offsets")
+  if ids.dim() != 1:
+    raise ValueError(f"ids have shape {tuple(ids.shape)}, want one dimension")
   # One copy to the host for all features.
   ends = offsets[:: max(1, batch)].tolist() if batch else [0] * (len(names) + 1)
-  if ends[-1] > len(ids) or ends[0] < 0:
-    raise ValueError(f"offsets end at {ends[-1]}, but there are {len(ids)} ids")
+  if len(offsets) != batch * len(names) + 1:
+    raise ValueError(
+      f"there are {len(offsets)} offsets for {len(names)} features of {batch} bags: a stride for "
+      "each key does not work"
+    )
+  if ends[-1] != len(ids) or ends[0] != 0:
+    raise ValueError(
+      f"offsets begin at {ends[0]} and end at {ends[-1]}, want 0 and {len(ids)}, the number of ids"
+    )
   one_each = (
     offsets.device.type == "cpu"
     and len(ids) == batch * len(names)
-    and bool((offsets == torch.arange(len(offsets))).all())
+    and bool((offsets == torch.arange(len(offsets), device="cpu")).all())
   )
   found = {}
   for name in wanted:
@@ -302,14 +335,23 @@ def _split_keyed(features: Any, names: list[str], wanted: Sequence[str]) -> dict
 
 def _bags(name: str, value: Any) -> Bags:
   if isinstance(value, tuple) and len(value) == 2:
-    return Bags(value[0], value[1], None)
+    ids, offsets = value
+    if not isinstance(ids, torch.Tensor):
+      raise TypeError(f"ids of feature {name!r} are a {type(ids).__name__}, want a tensor")
+    if ids.dim() != 1:
+      raise ValueError(f"ids of feature {name!r} have shape {tuple(ids.shape)}, want [n]")
+    check_offsets(offsets, f"offsets of feature {name!r}")
+    return Bags(ids, offsets, None)
   if not isinstance(value, torch.Tensor):
     raise TypeError(f"feature {name!r} is a {type(value).__name__}, want a tensor of ids")
   if value.is_nested:
     if value.layout != torch.jagged:
       raise TypeError(f"feature {name!r} is nested without layout=torch.jagged")
     nested: Any = value
-    return Bags(nested.values(), nested.offsets(), None)
+    if nested.lengths() is not None:
+      # A narrowed one, whose bags have gaps between them.
+      nested = nested.contiguous()
+    return _bags(name, (nested.values(), nested.offsets()))
   if value.dim() == 1:
     return Bags(value, None, None)
   if value.dim() != 2:

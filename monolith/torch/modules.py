@@ -11,7 +11,7 @@ from monolith.torch import jagged, pooling, rows
 
 
 class _OneTable(torch.nn.Module):
-  """What modules with one table share.
+  """The base of modules with one table.
 
   Attributes:
     table: the `RowTable`.
@@ -135,7 +135,7 @@ class EmbeddingBag(_OneTable):
     Raises:
       ValueError: shapes do not fit together.
     """
-    if (input.dim() == 1) == (offsets is None) or input.dim() > 2:
+    if input.dim() != (2 if offsets is None else 1):
       raise ValueError(
         f"input has shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets, "
         "want [batch, n] without or [n] with them"
@@ -148,8 +148,10 @@ class EmbeddingBag(_OneTable):
     keys = rows.as_ids(input, input.device)
     if offsets is None:
       offsets = torch.arange(input.shape[0] + 1, device=input.device) * input.shape[1]
-    elif not self.include_last_offset:
-      offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
+    else:
+      jagged.check_offsets(offsets, "offsets")
+      if not self.include_last_offset:
+        offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
     weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     flat = keys.reshape(-1)
     (vectors,) = rows.look_up([self.table], [flat])

@@ -84,7 +84,7 @@ def _join_offsets(bags: Sequence[jagged.Bags], device: torch.device) -> torch.Te
   ends = [0]
   for one in bags:
     ends.append(ends[-1] + len(one.ids))
-  places = torch.tensor(ends)
+  places = torch.tensor(ends, device="cpu")
   if device.type == "cuda":
     # From pageable memory, a copy would wait for the GPU.
     places = places.pin_memory().to(device, non_blocking=True)

@@ -27,7 +27,7 @@ def find_group(process_group: Any) -> Any:
     process_group: a group, `None` for the default one where there is one, or `LOCAL`.
 
   Raises:
-    ValueError: it is another text.
+    ValueError: it is another text, or this process is not in the group.
   """
   if isinstance(process_group, str):
     if process_group != LOCAL:
@@ -36,7 +36,10 @@ def find_group(process_group: Any) -> Any:
   if not (dist.is_available() and dist.is_initialized()):
     return None
   group = dist.group.WORLD if process_group is None else process_group
-  return group if dist.get_world_size(group) > 1 else None
+  size = dist.get_world_size(group)
+  if size < 1:
+    raise ValueError("process_group has no such rank: this process is not in it")
+  return group if size > 1 else None
 
 
 def place(process_group: Any) -> tuple[int, int]:

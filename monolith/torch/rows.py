@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +20,15 @@ from torch.optim.optimizer import (
   register_optimizer_step_pre_hook,
 )
 
-from monolith.table import optimizers
+from monolith.table import arrays, optimizers
 from monolith.torch import following, ranks, storage
 
-# What keeps the table of a parameter on it.
+# The attribute of a parameter that holds its table.
 _TABLE_ATTRIBUTE = "_monolith_table"
 _hooks: list[Any] = []
+# After so many, something is wrong: of backwards without a step, and of changes of an optimizer.
+_MANY_BACKWARDS = 100
+_MANY_CHANGES = 3
 
 
 class RowTable(torch.nn.Module):
@@ -71,21 +75,43 @@ class RowTable(torch.nn.Module):
     first = optimizers.DEFAULT if optimizer is None else optimizers.find(optimizer)
     if self._follows and torch.device("cpu" if device is None else device).type == "cuda":
       first = optimizers.Optimizer("adam", beta2=0.999, epsilon=1e-7)
-    self.learning_rate = first.learning_rate if learning_rate is None else float(learning_rate)
+    self.learning_rate = first.learning_rate
+    if learning_rate is not None:
+      self.learning_rate = optimizers.rate(float(learning_rate))
     self.storage = storage.make(self.dim, first, initializer, device, name=self.name, **options)
     # Ids and gradients that wait for the optimizer of PyTorch, and what stands for their sum.
-    self._arriving: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    # Arriving ones are of a backward and a thread; several threads may run one at the same time.
+    self._arriving: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+    self._arriving_lock = threading.Lock()
+    self._beside: set[int] = set()
+    self._num_backwards = 0
+    self._num_changes = 0
     self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
     self._gradient: tuple[Any, int] = (None, 0)
     self._stepped_by: Callable[[], Any] = lambda: None
-    self._warned = False
+    self._warned: set[str] = set()
     if self._follows:
       self.rows = torch.nn.Parameter(torch.empty(0, self.dim))
-      setattr(self.rows, _TABLE_ATTRIBUTE, weakref.ref(self))
-      self.rows.register_post_accumulate_grad_hook(_note_gradient)
+      self._mark_parameter()
       _follow_steps()
     else:
       self.register_parameter("rows", None)
+
+  def _mark_parameter(self) -> None:
+    """Lets the parameter lead back to the table, also one that has taken its place.
+
+    `load_state_dict(assign=True)` replaces parameters, and so does `Module.to` from another kind of
+    device.
+    """
+    parameter = self.rows
+    if table_of(parameter) is None and parameter.is_leaf and parameter.requires_grad:
+      setattr(parameter, _TABLE_ATTRIBUTE, weakref.ref(self))
+      parameter.register_post_accumulate_grad_hook(_note_gradient)
+
+  def anchor(self) -> torch.Tensor:
+    """Returns the parameter that autograd comes back by."""
+    self._mark_parameter()
+    return self.rows
 
   @property
   def follows(self) -> bool:
@@ -113,38 +139,72 @@ class RowTable(torch.nn.Module):
 
   def take_gradients(self, ids: torch.Tensor, gradients: torch.Tensor) -> bool:
     """Keeps gradients for the optimizer of PyTorch; returns false where the table has its own."""
-    if self._follows:
+    # A frozen parameter never gets a gradient, which would fetch them.
+    if self._follows and self.rows.requires_grad:
+      now, thread = _backward_pass(), threading.get_ident()
       # Copies: until the step, both may be buffers that others write.
-      self._arriving.append((_backward_pass(), ids.clone(), gradients.clone()))
+      arrived = now, thread, ids.clone(), gradients.clone()
+      with self._arriving_lock:
+        # A backward that failed, or that `torch.autograd.grad` ran, has left some behind.
+        left = [one for one in self._arriving if one[0] == now or one[1] != thread]
+        self._arriving = [*left, arrived]
     return self._follows
 
   def note_gradient(self) -> None:
     """Backward is done: sorts out what an earlier one left and `zero_grad` has dropped since."""
-    gradient = self.rows.grad
-    before, version = self._gradient
-    # One more in-place addition to the same tensor: accumulation over several batches.
-    is_sum = gradient is before and gradient is not None and gradient._version == version + 1
-    # A backward that failed, or that `torch.autograd.grad` ran, has left some behind, too.
     now = _backward_pass()
-    arrived = [(ids, floats) for backward, ids, floats in self._arriving if backward == now]
-    self._pending = [*(self._pending if is_sum else []), *arrived]
-    self._arriving = []
-    self._note_version()
+    with self._arriving_lock:
+      arrived = [(ids, floats) for backward, _, ids, floats in self._arriving if backward == now]
+      self._arriving = [one for one in self._arriving if one[0] != now]
+      # The threads of other backwards may have added to the gradient already, and come here later.
+      beside = {one[0] for one in self._arriving}
+      gradient = self.rows.grad
+      before, version = self._gradient
+      # One more in-place addition to the same tensor: accumulation over several batches.
+      is_sum = gradient is before and gradient is not None and (
+        now in self._beside or 1 <= gradient._version - version <= 1 + len(beside)
+      )  # fmt: skip
+      self._num_backwards = self._num_backwards + 1 if is_sum and self._pending else 1
+      self._pending = [*(self._pending if is_sum else []), *arrived]
+      self._beside = beside
+      self._note_version()
+    if self._num_backwards == _MANY_BACKWARDS:
+      self._warn_once(
+        "Gradients of %d backward passes wait for an optimizer of PyTorch that steps the rows of "
+        "table %r: give one the parameters of its module, or the table an optimizer of its own.",
+        _MANY_BACKWARDS,
+        self.name,
+      )
     # DistributedDataParallel writes gradients once more when backward is over.
-    _when_backward_is_over(self._note_version)
+    _when_backward_is_over(self._note_last_version)
 
   def _note_version(self) -> None:
     gradient = self.rows.grad
     self._gradient = (gradient, 0 if gradient is None else gradient._version)
+
+  def _note_last_version(self) -> None:
+    # The backward of another thread may have added to the gradient, and will note that.
+    with self._arriving_lock:
+      if not self._arriving:
+        self._note_version()
 
   def check_follows(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
     """Raises ValueError where rows cannot follow an optimizer."""
     following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
 
   def take_pending(
-    self, optimizer: torch.optim.Optimizer, group: dict[str, Any]
+    self, optimizer: torch.optim.Optimizer, group: dict[str, Any], *, has_stepped: bool
   ) -> tuple[Any, torch.Tensor, torch.Tensor, float] | None:
-    """Prepares the step of the optimizer that the table follows; returns an update, or `None`."""
+    """Prepares the step of the optimizer that the table follows.
+
+    Args:
+      optimizer: of PyTorch.
+      group: the entry of its `param_groups` with the table's parameter.
+      has_stepped: the optimizer has counted this step already.
+
+    Returns:
+      An update, or `None`.
+    """
     if self.rows.grad is None:
       self._pending = []
     if not self._pending:
@@ -156,22 +216,46 @@ class RowTable(torch.nn.Module):
         )
       return None
     followed = following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
-    if followed.left_out and not self._warned:
-      self._warned = True
-      logging.getLogger("monolith").warning(
+    if followed.left_out:
+      self._warn_once(
         "Table %r follows %s without %s, which do not reach its rows.",
         self.name,
         type(optimizer).__name__,
         " and ".join(followed.left_out),
       )
+    gradient, version = self._gradient
+    if not has_stepped and (self.rows.grad is not gradient or self.rows.grad._version != version):
+      self._warn_once(
+        "The gradient of table %r was changed before %s has stepped, as clip_grad_norm_ does it, "
+        "which does not reach its rows.",
+        self.name,
+        type(optimizer).__name__,
+      )
     if not following.same_rule(followed.optimizer, self.storage.optimizer):
       self.storage.configure(followed.optimizer)
+      self._num_changes += 1
+      if self._num_changes == _MANY_CHANGES:
+        self._warn_once(
+          "The numbers of %s have changed again, but for its learning rate; each time all rows of "
+          "table %r are copied. OneCycleLR and CyclicLR change them unless cycle_momentum=False.",
+          type(optimizer).__name__,
+          self.name,
+        )
+    if followed.optimizer.decay_by_step:
+      # A restored optimizer goes on where it was, and a new one begins anew; so do moments of rows.
+      taken = following.steps_taken(optimizer, self.rows)
+      self.storage.count_from(max(0, taken - has_stepped))
     ids, gradients = (
       parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*self._pending)
     )
     self._pending = []
     self._stepped_by = weakref.ref(optimizer)
     return self.storage, ids, gradients, followed.optimizer.learning_rate
+
+  def _warn_once(self, text: str, *arguments: Any) -> None:
+    if text not in self._warned:
+      self._warned.add(text)
+      logging.getLogger("monolith").warning(text, *arguments)
 
   def assign(self, ids: Any, values: Any) -> None:
     """Overwrites vectors, creating absent rows; the optimizer's state stays. On this rank alone.
@@ -182,7 +266,7 @@ class RowTable(torch.nn.Module):
     """
     keys = as_ids(ids, self.device_of_rows).reshape(-1)
     floats = torch.as_tensor(values, dtype=torch.float32, device=self.device_of_rows)
-    if floats.numel() != keys.numel() * self.dim:
+    if not arrays.fits(tuple(floats.shape), keys.numel(), self.dim):
       raise ValueError(
         f"values has shape {tuple(floats.shape)}, want {self.dim} floats for each of "
         f"{keys.numel()} ids"
@@ -308,7 +392,7 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
   if not _has_closure(args, kwargs):
-    _step_followers(optimizer)
+    _step_followers(optimizer, has_stepped=False)
     return
   # Its gradients come while the optimizer steps. What cannot be followed is refused before.
   for group in optimizer.param_groups:
@@ -319,15 +403,17 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
   if _has_closure(args, kwargs):
-    _step_followers(optimizer)
+    _step_followers(optimizer, has_stepped=True)
 
 
-def _step_followers(optimizer: torch.optim.Optimizer) -> None:
+def _step_followers(optimizer: torch.optim.Optimizer, *, has_stepped: bool) -> None:
   updates: dict[Any, list[Any]] = {}
   for group in optimizer.param_groups:
     for parameter in group["params"]:
       table = table_of(parameter)
-      update = None if table is None else table.take_pending(optimizer, group)
+      if table is None:
+        continue
+      update = table.take_pending(optimizer, group, has_stepped=has_stepped)
       if update is not None:
         updates.setdefault(type(update[0]), []).append(update)
   for kind, some in updates.items():
@@ -345,6 +431,17 @@ def _when_backward_is_over(function: Callable[[], None]) -> None:
   engine.queue_callback(lambda: engine.queue_callback(function))
 
 
+# PyTorch before 2.3 has no unsigned integers but uint8.
+_ID_TYPES = (
+  torch.int64,
+  *(
+    getattr(torch, name)
+    for name in ("int32", "int16", "int8", "uint8", "uint16", "uint32")
+    if hasattr(torch, name)
+  ),
+)
+
+
 def as_ids(ids: Any, device: torch.device) -> torch.Tensor:
   """Returns ids as int64, contiguous, on a device, in their shape.
 
@@ -356,7 +453,7 @@ def as_ids(ids: Any, device: torch.device) -> torch.Tensor:
   tensor = ids if isinstance(ids, torch.Tensor) else torch.as_tensor(ids)
   if tensor.numel() == 0 and not isinstance(ids, torch.Tensor):
     tensor = tensor.to(torch.int64)
-  if tensor.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+  if tensor.dtype not in _ID_TYPES:
     raise TypeError(f"ids have dtype {tensor.dtype}, want torch.int64 or a smaller integer")
   return tensor.detach().to(device=device, dtype=torch.int64).contiguous()
 
@@ -453,7 +550,8 @@ def _write_side_by_side(
   tables: Sequence[RowTable], keys: Sequence[Sequence[torch.Tensor]]
 ) -> torch.Tensor:
   width = sum(table.dim * len(some) for table, some in zip(tables, keys))
-  rows = torch.empty(len(keys[0][0]), width, device=tables[0].device_of_rows)
+  device = tables[0].device_of_rows
+  rows = torch.empty(len(keys[0][0]), width, dtype=torch.float32, device=device)
   lookups = [(table.storage, one) for table, some in zip(tables, keys) for one in some]
   storage.GpuStorage.look_up_side_by_side(lookups, rows)
   return rows
@@ -461,7 +559,7 @@ def _write_side_by_side(
 
 def _anchors(tables: Sequence[RowTable]) -> list[torch.Tensor]:
   """Returns what makes autograd come back to a lookup."""
-  anchors: list[torch.Tensor] = [table.rows for table in tables if table.follows]
+  anchors: list[torch.Tensor] = [table.anchor() for table in tables if table.follows]
   if len(anchors) < len(tables):
     # One for all tables with optimizers of their own.
     anchors.append(torch.empty(0, requires_grad=True))
@@ -510,7 +608,7 @@ class _SideBySide(torch.autograd.Function):
 
 
 class _Parts:
-  """Which part of which tensor the vectors of each table are.
+  """Finds the vectors of each table: a part of one of several tensors.
 
   Args:
     sizes: how many vectors each table has.
@@ -555,7 +653,9 @@ def _forward(
   else:
     places = parts
   dims = dict(zip(into if group is None else range(len(keys)), (table.dim for table in tables)))
-  rows = [torch.empty(n, dims[i], device=device) for i, n in enumerate(places.totals)]
+  rows = [
+    torch.empty(n, dims[i], dtype=torch.float32, device=device) for i, n in enumerate(places.totals)
+  ]
   lookups = zip((table.storage for table in tables), keys, places.of(rows))
   type(tables[0].storage).look_up(list(lookups))
   if exchange is not None:

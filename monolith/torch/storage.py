@@ -37,7 +37,7 @@ class HostStorage:
 
   @property
   def optimizer(self) -> optimizers.Optimizer:
-    """What a step does to a row."""
+    """The optimizer of the rows."""
     return self.table.optimizer
 
   def stats(self) -> dict[str, int]:
@@ -47,6 +47,10 @@ class HostStorage:
   def configure(self, optimizer: optimizers.Optimizer) -> None:
     """Gives the rows another optimizer."""
     self.table.configure(optimizer)
+
+  def count_from(self, steps: int) -> None:
+    """Sets how many steps there were."""
+    self.table.steps = steps
 
   def size(self) -> int:
     """Returns the number of rows."""
@@ -290,13 +294,18 @@ def find_optimizer(path: str | os.PathLike[str], dim: int) -> optimizers.Optimiz
       header = file.read(12)
       if len(header) < 12:
         continue
-      row = header + file.read(struct.unpack("<Q", header[:8])[0] + 4)
+      size = struct.unpack("<Q", header[:8])[0] + 4
+      row = header + file.read(min(size, os.path.getsize(name)))
       pathlib.Path(f"{folder}/row-00000-of-00001").write_bytes(row)
       for kind in _STATEFUL:
         optimizer = optimizers.Optimizer(kind, decay_by_step=kind == "adam")
         with tables.HashTable(dim, optimizer) as table:
-          if table.load_state(f"{folder}/row")[1] == 0:
-            return optimizer
+          try:
+            if table.load_state(f"{folder}/row")[1] == 0:
+              return optimizer
+          except (ValueError, tables.TableError):
+            # Damaged files and those of another dim are refused, by name, when they are loaded.
+            return None
     return None
   return None
 

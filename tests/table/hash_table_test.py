@@ -162,6 +162,9 @@ print(steps == ["configure", *range(20), "configured"])
         table.lookup(ids)
     with self.assertRaisesRegex(ValueError, r"gradients has shape \(3,\), want 2 floats"):
       table.update([1], [1, 2, 3])
+    for gradients in (np.ones([2, 3]), np.ones([2, 1, 3])):
+      with self.assertRaisesRegex(ValueError, "want 2 floats for each of 3 ids"):
+        table.update([1, 2, 3], gradients)
     with self.assertRaisesRegex(TypeError, "values have dtype"):
       table.assign([1], [["a", "b"]])
     with self.assertRaisesRegex(ValueError, "out has shape"):
@@ -255,6 +258,19 @@ print(steps == ["configure", *range(20), "configured"])
     table.learning_rate = 0.5
     table.update([1], [[1]])
     self.assertEqual(table.lookup([1]).tolist(), [[-111.5]])
+    table.steps = 7
+    table.learning_rate = float
+    table.update([1], [[1]])
+    self.assertEqual((table.lookup([1]).tolist(), table.steps), ([[-118.5]], 8))
+    with self.assertRaisesRegex(ValueError, "steps is -1"):
+      table.steps = -1
+
+  def test_learning_rates_that_are_no_numbers_change_nothing(self):
+    for rate in (float("nan"), float("inf"), 1e39):
+      table = _sgd(1, learning_rate=lambda step, rate=rate: rate)
+      with self.subTest(rate), self.assertRaisesRegex(ValueError, "learning_rate of step 0"):
+        table.update([1], [[1]])
+      self.assertEqual(len(table), 0)
 
   def test_another_optimizer_keeps_rows_and_state_of_its_kind(self):
     table = tables.HashTable(1, "adagrad", "zeros", learning_rate=1.0)
@@ -342,6 +358,27 @@ class FilesTest(unittest.TestCase):
     self.assertEqual(other.entries(), table.entries())
     names = sorted(os.listdir(path.parent))
     self.assertEqual(names, [".table.manifest", "table-00000-of-00001"])
+
+  def test_adam_goes_on_from_files(self):
+    path = _folder() / "adam"
+    gradients = np.random.default_rng(1).normal(size=[30, 3, 2])
+    table, other, older = (tables.HashTable(2, initializer="zeros") for _ in range(3))
+    for step in gradients[:10]:
+      table.update([1, 2, 3], step)
+    table.save(path)
+    for step in gradients[10:20]:
+      table.update([1, 2, 3], step)
+      older.update([1, 2, 3], step)
+    other.load(path)
+    older.load(path)
+    # New rows have no moments yet.
+    other.assign([4], [[5, 6]])
+    for step in gradients[10:20]:
+      other.update([1, 2, 3], step)
+      older.update([1, 2, 3], step)
+    np.testing.assert_array_equal(other.lookup([1, 2, 3]), table.lookup([1, 2, 3]))
+    np.testing.assert_array_equal(older.lookup([1, 2, 3]), table.lookup([1, 2, 3]))
+    self.assertEqual(other.steps, 10)
 
   def test_what_cannot_be_loaded_changes_nothing(self):
     table = _sgd(2)

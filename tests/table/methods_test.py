@@ -11,7 +11,7 @@ import monolith
 from monolith import table as tables
 from monolith.table import methods
 
-# What one has and the other has not, and why.
+# The names that one class alone has -> why.
 _NUMPY_ALONE = {
   "close": "a tensor's table goes with its last reference",
   "configure": "a tensor's table follows an optimizer of Keras",

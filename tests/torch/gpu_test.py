@@ -1,4 +1,4 @@
-"""What `modules_test.py` asks of tables in main memory, of tables on a GPU."""
+"""Runs the tests of `modules_test.py` with tables on a GPU."""
 
 import unittest
 

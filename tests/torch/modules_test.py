@@ -4,10 +4,14 @@ Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/poo
 `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU.
 """
 
+import copy
+import logging
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
+import threading
 import types
 import unittest
 import warnings
@@ -110,6 +114,156 @@ class ModulesTest(unittest.TestCase):
       sgd.zero_grad()
       sgd.step()
       self.same(one(ids), [[-4]])
+
+  def test_training_goes_on_where_it_was_stopped(self):
+    folder = pathlib.Path(os.environ["TEST_TMPDIR"])
+    ids, goal = self.ids([0, 1, 2]), torch.arange(6.0, device=self.device).reshape(3, 2)
+
+    def step(one, optimizer, with_closure):
+      def closure():
+        optimizer.zero_grad()
+        loss = (one(ids) - goal).square().sum()
+        loss.backward()
+        return loss
+
+      if with_closure:
+        optimizer.step(closure)
+      else:
+        closure()
+        optimizer.step()
+
+    for make in (
+      lambda p: torch.optim.Adam(p, lr=0.1),
+      lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+      lambda p: torch.optim.Adagrad(p, lr=0.5),
+    ):
+      for with_files in (False, True):
+        one, other = (self.embedding(2, optimizer=None, learning_rate=None) for _ in range(2))
+        optimizer, other_optimizer = (make(table.parameters()) for table in (one, other))
+        for i in range(20):
+          step(one, optimizer, i % 2)
+        if with_files:
+          one.save(folder / "going_on")
+          other.load(folder / "going_on")
+        else:
+          other.load_state_dict(one.state_dict())
+        other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for i in range(4):
+          step(one, optimizer, i % 2)
+          step(other, other_optimizer, i % 2)
+        with self.subTest(type(optimizer).__name__, with_files=with_files):
+          torch.testing.assert_close(other(ids), one(ids), rtol=0, atol=0)
+
+  def test_parameters_that_were_replaced_are_followed(self):
+    def overwrite(one):
+      torch.__future__.set_overwrite_module_params_on_conversion(True)
+      try:
+        one.to(torch.float64)
+      finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+    for replace in (
+      lambda one: one.load_state_dict(one.state_dict(), assign=True),
+      overwrite,
+    ):
+      one = self.embedding(1, optimizer=None, learning_rate=None)
+      before = one.table.rows
+      replace(one)
+      self.assertIsNot(one.table.rows, before)
+      sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+      for _ in range(2):
+        sgd.zero_grad()
+        one(self.ids([5])).sum().backward()
+        sgd.step()
+      self.same(one(self.ids([5])), [[-2]])
+
+  def test_frozen_tables_keep_rows_and_no_gradients(self):
+    one = mt.EmbeddingBagCollection(
+      [config(name, 1, [name], optimizer=None, learning_rate=None) for name in "ab"],
+      device=self.device,
+    )
+    one.tables["a"].requires_grad_(False)
+    sgd = torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=1.0)
+    features = {"a": self.ids([1]), "b": self.ids([1])}
+    for _ in range(3):
+      sgd.zero_grad()
+      one(features).values().sum().backward()
+      sgd.step()
+    self.same(one(features).values(), [[0, -3]])
+    self.assertEqual(one.tables["a"]._arriving, [])
+
+  def test_vectors_have_32_bits_whatever_pytorch_makes_by_default(self):
+    tensors = {"x": self.ids([1, 2])}
+    for dtype in (torch.float64, torch.bfloat16):
+      torch.set_default_dtype(dtype)
+      try:
+        one = mt.EmbeddingBagCollection([config("a", 3, ["x"])], device=self.device)
+        self.assertEqual(one(tensors).values().dtype, torch.float32)
+        one(tensors).values().sum().backward()
+        self.same(one(tensors).values(), [[-1, -1, -1], [-1, -1, -1]])
+      finally:
+        torch.set_default_dtype(torch.float32)
+
+  def test_gradients_that_were_changed_are_said_not_to_reach_rows(self):
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+    with self.assertLogs("monolith", "WARNING") as logs:
+      for is_clipped in (False, True, True):
+        sgd.zero_grad()
+        for _ in range(2):
+          one(self.ids([5])).sum().backward()
+        if is_clipped:
+          torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)
+        else:
+          self.assertEqual(logs.output, [])
+        sgd.step()
+    self.assertEqual(len(logs.output), 1)
+    self.assertIn("gradient of table 'table' was changed before SGD has stepped", logs.output[0])
+    self.same(one(self.ids([5])), [[-6]])
+
+  def test_gradients_that_no_optimizer_takes_are_told(self):
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+
+    def train(batches):
+      for _ in range(batches):
+        one(self.ids([5])).sum().backward()
+
+    with self.assertLogs("monolith", "WARNING") as logs:
+      train(99)
+      sgd.step()
+      train(99)
+      self.assertEqual(logs.output, [])
+      train(2)
+    self.assertEqual(len(logs.output), 1)
+    self.assertIn("Gradients of 100 backward passes wait for an optimizer", logs.output[0])
+
+  def test_numbers_that_change_in_each_step_are_told(self):
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    adam = torch.optim.Adam(one.parameters())
+    for cycles in (False, True):
+      schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 0.1, 9, cycle_momentum=cycles)
+      with self.assertLogs("monolith", "WARNING") as logs:
+        for _ in range(8):
+          adam.zero_grad()
+          one(self.ids([5])).sum().backward()
+          adam.step()
+          schedule.step()
+        # assertLogs wants at least one.
+        logging.getLogger("monolith").warning("end")
+      with self.subTest(cycles=cycles):
+        told = [line for line in logs.output if "cycle_momentum=False" in line]
+        self.assertEqual(len(told), cycles)
+
+  def test_a_default_device_of_pytorch_does_not_matter(self):
+    keyed = mt.KeyedJaggedTensor(["x", "y"], self.ids([1, 2, 3, 4]), lengths=self.ids([1, 1, 0, 2]))
+    pairs = {"x": self.ids([1, 2]), "y": (self.ids([3, 4]), self.ids([0, 0, 2]))}
+    one_each = mt.KeyedJaggedTensor(["x", "y"], keyed.values(), lengths=self.ids([1, 1, 1, 1]))
+    for features in (keyed, pairs, one_each.to("cpu")):
+      one = mt.EmbeddingBagCollection([config("a", 1, ["x", "y"])], device=self.device)
+      with torch.device("meta"):
+        one(features).values().sum().backward()
+      self.assertEqual(len(one.tables["a"]), 4)
 
   def test_closures_step_rows_in_the_same_call(self):
     for make in (
@@ -242,6 +396,12 @@ class ModulesTest(unittest.TestCase):
     with self.assertLogs("monolith", "WARNING") as logs:
       adam.step()
     self.assertIn("weight_decay=0.1", logs.output[0])
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    adagrad = torch.optim.Adagrad(one.parameters(), lr=1.0, eps=0.5)
+    one(self.ids([5])).sum().backward()
+    with self.assertLogs("monolith", "WARNING") as logs:
+      adagrad.step()
+    self.assertIn("eps=0.5", logs.output[0])
 
   def test_a_model_learns_with_defaults(self):
     torch.manual_seed(0)
@@ -295,10 +455,15 @@ class ModulesTest(unittest.TestCase):
     for arguments, text in (
       ((self.ids([1, 2]),), "without offsets"),
       ((self.ids([[1, 2]]), self.ids([0])), "with offsets"),
+      ((self.ids(1),), "without offsets"),
+      ((self.ids([1, 2]), self.ids([[0, 2]])), r"offsets have shape \(1, 2\)"),
       ((self.ids([[1, 2]]), None, torch.ones(2, device=self.device)), "per_sample_weights"),
     ):
       with self.assertRaisesRegex(ValueError, text):
         one(*arguments)
+    for offsets, text in ((self.ids([0.0, 1.5, 2.0]), "dtype torch.float32"), ([0, 2], "a list")):
+      with self.assertRaisesRegex(TypeError, text):
+        one(self.ids([1, 2]), offsets)
     if self.device == "cpu":
       for offsets in ([0, 5], [1, 2], [0, 2, 1, 2], [0, 1]):
         with self.assertRaisesRegex(ValueError, "offsets are"):
@@ -335,6 +500,14 @@ class ModulesTest(unittest.TestCase):
     # u: ids 1 and 2 get (0, 1) each; friend: id 3 gets (7, 8); i: 2 gets 4/3, 9 8/3, 8 gets 9.
     self.same(results[0], [[0, -2, 0, 0, -(4 / 3 + 16 / 3) / 3], [0, 0, -7, -8, -9]])
     self.same(make()(keyed)["i"], [[0], [0]])
+
+  def test_nested_tensors_with_gaps_between_bags(self):
+    one = mt.EmbeddingBagCollection([config("a", 1, ["x"])], device=self.device)
+    one.tables["a"].assign(range(1, 7), 2.0 ** torch.arange(6))
+    whole = self.ids([[1, 2, 3], [4, 5, 6]])
+    for lengths, expected in (([1, 3], [[1], [56]]), ([1, 2], [[1], [24]])):
+      features = torch.nested.narrow(whole, 1, 0, self.ids(lengths), layout=torch.jagged)
+      self.same(one({"x": features}).values(), expected)
 
   def test_keyed_tensors_have_the_calls_of_torchrecs(self):
     weights = torch.arange(4.0, device=self.device)
@@ -398,9 +571,17 @@ class ModulesTest(unittest.TestCase):
     self.assertEqual(
       (len(one.tables["a"]), one.embedding_bag_configs()[0].pooling.value), (2, "MEAN")
     )
-    theirs.init_fn = torch.nn.init.zeros_
-    with self.assertRaisesRegex(ValueError, "'a' has first values of its own"):
-      mt.EmbeddingBagCollection([theirs], device=self.device)
+    for name, value in (
+      ("init_fn", torch.nn.init.zeros_),
+      ("weight_init_min", 0.0),
+      ("weight_init_max", 1.0),
+    ):
+      other = types.SimpleNamespace(**{**vars(theirs), name: value})
+      with (
+        self.subTest(name),
+        self.assertRaisesRegex(ValueError, "'a' has first values of its own"),
+      ):
+        mt.EmbeddingBagCollection([other], device=self.device)
 
   def test_features_with_one_id_each(self):
     one = mt.EmbeddingBagCollection(
@@ -449,25 +630,46 @@ class ModulesTest(unittest.TestCase):
   def test_wrong_features_are_named(self):
     one = mt.EmbeddingBagCollection([config("a", 1, ["x", "y"])], device=self.device)
     ids = self.ids([1, 2])
+
+    def keyed(offsets, batch=1):
+      # As TorchRec's, which may have a stride for each key.
+      return types.SimpleNamespace(
+        keys=lambda: ["x", "y"],
+        values=lambda: ids,
+        weights_or_none=lambda: None,
+        offsets=lambda: self.ids(offsets),
+        stride=lambda: batch,
+      )
+
     for features, error, text in (
       ({"x": ids}, KeyError, "'y'"),
+      (ids, TypeError, "features is a Tensor, want a KeyedJaggedTensor"),
       (mt.KeyedJaggedTensor(["x"], ids, offsets=self.ids([0, 2])), KeyError, "'y'"),
       ({"x": ids, "y": self.ids([1])}, ValueError, "batch sizes"),
       ({"x": ids, "y": ids.float()}, TypeError, "dtype torch.float32"),
       ({"x": ids, "y": [1, 2]}, TypeError, "'y' is a list"),
       ({"x": ids, "y": ids[None, None]}, ValueError, "'y' has shape"),
+      ({"x": ids, "y": (ids[None], self.ids([0, 1, 2]))}, ValueError, r"'y' have shape \(1, 2\)"),
+      ({"x": ids, "y": ([1, 2], self.ids([0, 1, 2]))}, TypeError, "'y' are a list"),
+      ({"x": ids, "y": (ids, self.ids([0, 0.5, 2]))}, TypeError, "'y' have dtype torch.float32"),
+      (keyed([0, 1, 1]), ValueError, "begin at 0 and end at 1, want 0 and 2"),
+      (keyed([1, 1, 2]), ValueError, "begin at 1 and end at 2, want 0 and 2"),
+      (keyed([0, 1, 2, 2], batch=2), ValueError, "4 offsets for 2 features of 2 bags"),
     ):
       with self.subTest(text), self.assertRaisesRegex(error, text):
         one(features)
     for make, text in (
       (lambda: mt.EmbeddingBagCollection([config("a", 1, ["x"])] * 2), "twice"),
       (lambda: mt.EmbeddingBagCollection([config("a", 1, "x")]), "want a list"),
+      (lambda: mt.EmbeddingBagCollection([]), "tables is empty"),
       (lambda: mt.EmbeddingBagCollection([config("a", 1, ["x"], pooling="min")]), "pooling"),
       (lambda: mt.KeyedJaggedTensor(["x"], ids), "lengths or offsets"),
       (lambda: mt.KeyedJaggedTensor(["x", "y"], ids, lengths=self.ids([1, 1, 0])), "3 bags for 2"),
       (lambda: mt.Embedding(4, learning_rate=0.1), "no optimizer of its own"),
       (lambda: mt.Embedding(4, device="meta"), "want 'cpu' or 'cuda'"),
       (lambda: mt.Embedding(4, process_group="all"), "process_group"),
+      (lambda: mt.Embedding(4, "sgd", learning_rate=float("nan")), "learning_rate is nan"),
+      (lambda: mt.Embedding(2).table.assign([1, 2, 3], torch.ones(2, 3)), r"shape \(2, 3\)"),
     ):
       with self.subTest(text), self.assertRaisesRegex(ValueError, text):
         make()
@@ -507,9 +709,9 @@ class ModulesTest(unittest.TestCase):
     narrow = torch.nn.Sequential(mt.Embedding(2, "adam", device=self.device), torch.nn.Linear(4, 1))
     with self.assertRaisesRegex((RuntimeError, ValueError), "dim"):
       narrow.load_state_dict(one.state_dict())
-    for copy in (__import__("copy").deepcopy, __import__("pickle").dumps):
+    for make_copy in (copy.deepcopy, pickle.dumps):
       with self.assertRaisesRegex(TypeError, "cannot be"):
-        copy(one)
+        make_copy(one)
 
   def test_state_dict_of_a_follower_has_the_state_of_its_optimizer(self):
     ids = self.ids([1, 2])
@@ -642,6 +844,55 @@ class HostTest(unittest.TestCase):
     model(ids).sum().backward()
     sgd.step()
     torch.testing.assert_close(one(ids).detach(), torch.tensor([[-7.0]]))
+
+  def test_threads_that_run_backward_at_the_same_time_lose_nothing(self):
+    one = mt.Embedding(1, initializer="zeros")
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+    steps, threads = 100, 3
+    barrier = threading.Barrier(threads)
+
+    def work(number):
+      loss = one(torch.tensor([number])).sum()
+      barrier.wait()
+      loss.backward()
+
+    before = sys.getswitchinterval()
+    self.addCleanup(sys.setswitchinterval, before)
+    sys.setswitchinterval(1e-6)
+    for _ in range(steps):
+      sgd.zero_grad()
+      running = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+      for thread in running:
+        thread.start()
+      for thread in running:
+        thread.join()
+      sgd.step()
+    rows = one(torch.arange(threads)).detach()
+    torch.testing.assert_close(rows, torch.full([threads, 1], -float(steps)))
+
+  def test_ids_of_all_small_integers_are_ids(self):
+    one = mt.Embedding(1, **SGD)
+    for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32"):
+      dtype = getattr(torch, name, None)
+      if dtype is not None:
+        most = torch.iinfo(dtype).max
+        one.table.assign([most], [[7.0]])
+        self.assertEqual(one(torch.tensor([most], dtype=dtype)).tolist(), [[7.0]], name)
+
+  def test_files_that_cannot_be_loaded_are_named(self):
+    path = pathlib.Path(os.environ["TEST_TMPDIR"]) / "damaged"
+    wide = mt.Embedding(4, "adagrad")
+    wide.table.assign([1], [[1.0, 2.0, 3.0, 4.0]])
+    wide.save(path)
+    file = path.with_name(f"{path.name}-00000-of-00001")
+    one = mt.Embedding(2)
+    with self.assertRaisesRegex(ValueError, f"dim 2.*{file}"):
+      one.load(path)
+    whole = file.read_bytes()
+    for damaged in (b"\xff" * 8 + whole[8:], whole[:20] + b"\xff" + whole[21:], whole[:-1]):
+      file.write_bytes(damaged)
+      with self.assertRaisesRegex(tables.TableError, str(file)):
+        one.load(path)
 
   def test_groups_of_the_driver_are_loaded_and_written(self):
     path = pathlib.Path(os.environ["TEST_TMPDIR"]) / "group"

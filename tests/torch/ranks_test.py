@@ -75,6 +75,13 @@ def _train(rank, folder, follows):
     # Rows that one process has saved go home.
     other.load(f"{folder}/alone")
     assert sorted(_rows(other.tables["a"])) == list(range(-20 + rank, 20, _RANKS))
+  group = dist.new_group([0])
+  try:
+    mt.Embedding(1, process_group=group)
+  except ValueError as error:
+    assert rank == 1 and "this process is not in it" in str(error), error
+  else:
+    assert rank == 0
   # Tables of their own, though there are ranks.
   own = _collection(mt.LOCAL)
   if rank == 0:

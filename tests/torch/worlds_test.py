@@ -23,7 +23,7 @@ from tests.serving import server_process
 
 
 class _Vectors(tf.Module):
-  """What the server answers with: the vectors of ids."""
+  """A model for the server: it answers with the vectors of ids."""
 
   def __init__(self, table):
     super().__init__()
