@@ -6,6 +6,7 @@ import argparse
 import os
 import pathlib
 import shlex
+import shutil
 import sys
 import tempfile
 
@@ -88,13 +89,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.error(f"there is no script {given.program[0]!r}")
   try:
     job, own = _place(given)
+    ssh = tuple(shlex.split(given.ssh))
   except ValueError as error:
     parser.error(str(error))
+  if given.hosts and not (ssh and shutil.which(ssh[0])):
+    parser.error(f"--ssh is {given.ssh!r}, want a program that is installed here")
   log_dir = given.log_dir or tempfile.mkdtemp(prefix="monolith_launch_")
   options = supervisor.Options(
     program=(sys.executable, *(["-m"] if given.module else []), *given.program),
     log_dir=pathlib.Path(log_dir),
-    ssh=tuple(shlex.split(given.ssh)),
+    ssh=ssh,
     max_restarts=given.max_restarts,
     grace_seconds=given.grace_seconds,
     follow=given.follow,

@@ -1,4 +1,4 @@
-"""Which process runs where: on this machine, on hosts, or as one of a Slurm or Kubernetes job.
+"""Decides which process runs where: on this machine, on hosts, in a Slurm or Kubernetes job.
 
 Processes are numbered chief, servers, workers: number 0 is the chief, which is worker 0 of the job.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import pathlib
 import random
@@ -152,6 +153,14 @@ def on_hosts(hosts: Sequence[str], num_ps: int, num_workers: int, port: int) -> 
 def _address(host: str, port: int) -> str:
   if not 0 < port < 1 << 16:
     raise ValueError(f"{host} would listen at port {port}, want 1 to 65535: choose another --port")
+  if ":" in host:
+    try:
+      host = f"[{ipaddress.IPv6Address(host)}]"
+    except ValueError:
+      raise ValueError(
+        f"host {host!r} is neither a name nor an address: --port says where processes listen, and "
+        "the port of ssh is a part of --ssh"
+      ) from None
   return f"{host}:{port}"
 
 

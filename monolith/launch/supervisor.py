@@ -7,6 +7,7 @@ newest checkpoint, and a server gets its rows from there. One that dies too ofte
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -28,6 +29,7 @@ _LONGEST_DELAY_SECONDS = 30
 _END_SECONDS = 10  # from SIGTERM to SIGKILL
 _REPORT_SECONDS = 60  # between lines of progress where there is no terminal
 _SHOWN_LINES = 20  # of the log of a process that failed
+_SHOWN_BYTES = 1 << 16  # in which these are looked for
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 20  # of a log, at once
 # Without these limits ssh waits forever for a host that is gone. It tries for ten seconds to reach
@@ -86,15 +88,18 @@ class _Process:
     self.task = task
     self.running: subprocess.Popen | None = None
     self.status: int | None = None  # of the last one that ended
-    self.starts: collections.deque[float] = collections.deque()
+    self.num_starts = 0
+    self.failures: collections.deque[float] = collections.deque()  # when, in the last hour
     self.start_at: float | None = 0.0  # None: not to be started again
     self.last_line = ""
     self.log = log_dir / f"{task.name}.log"
     self._log_position = self.log.stat().st_size if self.log.exists() else 0
 
   def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-    self.starts.append(time.monotonic())
+    self.num_starts += 1
     self.start_at = None
+    # Somebody may have cleaned up: temporary folders do not live as long as some jobs.
+    self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("ab") as log:
       self.running = subprocess.Popen(
         command,
@@ -128,7 +133,9 @@ class _Process:
     code = self.running.returncode
     self.status = 128 - code if code < 0 else code
     if self.running.stdin:
-      self.running.stdin.close()
+      # Closing writes once more what a broken connection has not taken.
+      with contextlib.suppress(OSError):
+        self.running.stdin.close()
     self.running = None
     return True
 
@@ -146,6 +153,8 @@ class _Process:
     """Returns the whole lines that its log has since the last call."""
     try:
       with self.log.open("rb") as log:
+        if log.seek(0, os.SEEK_END) < self._log_position:  # it was emptied, or begun anew
+          self._log_position = 0
         log.seek(self._log_position)
         text = log.read(_READ_BYTES)
     except FileNotFoundError:
@@ -158,6 +167,15 @@ class _Process:
     if lines:
       self.last_line = lines[-1]
     return lines
+
+  def last_lines(self) -> list[str]:
+    """Returns the end of its log, of which it may have gigabytes; nothing if that is gone."""
+    try:
+      with self.log.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        return log.read().decode("utf-8", "replace").splitlines()[-_SHOWN_LINES:]
+    except FileNotFoundError:
+      return []
 
 
 def _die_with_parent() -> None:
@@ -273,9 +291,10 @@ class Supervisor:
       if not process.has_ended() or process.status == 0:
         continue
       now = time.monotonic()
-      while process.starts and now - process.starts[0] > _RESTARTS_WITHIN_SECONDS:
-        process.starts.popleft()
-      restarts = len(process.starts)
+      process.failures.append(now)
+      while now - process.failures[0] > _RESTARTS_WITHIN_SECONDS:
+        process.failures.popleft()
+      restarts = len(process.failures)
       again = restarts <= self._options.max_restarts
       self._say(_describe_end(process))
       if again:
@@ -286,8 +305,8 @@ class Supervisor:
           f"{self._options.max_restarts} within an hour)"
         )
         continue
-      for line in process.log.read_text("utf-8", "replace").splitlines()[-_SHOWN_LINES:]:
-        print(f"  {line}", file=self._screen)
+      for line in process.last_lines():
+        self._print(f"  {line}")
       self._failed = process.status
       return
 
@@ -342,11 +361,19 @@ class Supervisor:
 
   def _say(self, text: str) -> None:
     self._clear()
-    print(f"[launch] {text}", file=self._screen, flush=True)
+    self._print(f"[launch] {text}")
+
+  def _print(self, text: str, end: str = "\n") -> None:
+    """Prints to the screen, if there still is one.
+
+    Ctrl-C also ends what the launcher's output is piped to, and the chief is to save all the same.
+    """
+    with contextlib.suppress(OSError):
+      print(text, end=end, file=self._screen, flush=True)
 
   def _clear(self) -> None:
     if self._shown and self._screen.isatty():
-      print("\r\x1b[K", end="", file=self._screen)
+      self._print("\r\x1b[K", end="")
       self._shown = ""
 
   def _show(self, last: bool = False) -> None:
@@ -354,7 +381,7 @@ class Supervisor:
     for process in self._processes:
       while lines := process.new_lines():
         for line in lines if self._options.follow else ():
-          print(f"[{process.task.name}] {line}", file=self._screen, flush=True)
+          self._print(f"[{process.task.name}] {line}")
         if not last:
           break  # more comes soon
     if self._options.follow:
@@ -367,7 +394,7 @@ class Supervisor:
       own = [process for process in self._processes if process.task.role in roles]
       if own:
         counts.append(f"{word} {sum(process.running is not None for process in own)}/{len(own)}")
-    restarts = sum(len(process.starts) - 1 for process in self._processes if process.starts)
+    restarts = sum(max(0, process.num_starts - 1) for process in self._processes)
     if restarts:
       counts.append(f"started again {restarts}")
     told = self._chief or self._processes[0]
@@ -380,8 +407,8 @@ class Supervisor:
       line = "".join(c if c.isprintable() else " " for c in line)
       if line != self._shown:
         self._clear()
-        print(f"\r{line}", end="", file=self._screen, flush=True)
+        self._print(f"\r{line}", end="")
         self._shown = line
     elif (last or now - self._shown_at > _REPORT_SECONDS) and text != self._shown:
-      print(f"[launch] {text}", file=self._screen, flush=True)
+      self._print(f"[launch] {text}")
       self._shown, self._shown_at = text, now

@@ -1,4 +1,4 @@
-"""Which process of a job runs where, on one machine, on hosts, under Slurm and in Kubernetes."""
+"""Processes of a job run where they should: on one machine, on hosts, in Slurm and Kubernetes."""
 
 import json
 import unittest
@@ -80,6 +80,20 @@ class OnHostsTest(unittest.TestCase):
     for hosts in ([], ["a", ""], ["a", "me@a"], ["me@"]):
       with self.subTest(hosts=hosts), self.assertRaisesRegex(ValueError, "want one or more, each"):
         placement.on_hosts(hosts, 1, 1, 2222)
+
+  def test_addresses_of_the_new_kind_stand_in_brackets(self):
+    from monolith.native_training import net_utils
+
+    job = placement.on_hosts(["me@fd00::7", "b"], num_ps=1, num_workers=1, port=2222)
+
+    self.assertEqual([task.host for task in job.tasks], ["me@fd00::7"] * 2)
+    self.assertEqual([task.address for task in job.tasks], ["[fd00::7]:2222", "[fd00::7]:2223"])
+    self.assertEqual(net_utils.split_host_and_port(job.tasks[0].address), ("fd00::7", 2222))
+
+  def test_a_port_of_ssh_is_no_part_of_a_host(self):
+    for host in ("a:22", "[fd00::7]"):
+      with self.subTest(host=host), self.assertRaisesRegex(ValueError, "--port says where"):
+        placement.on_hosts([host], 1, 1, 2222)
 
   def test_ports_end(self):
     with self.assertRaisesRegex(ValueError, "a would listen at port 65536, want 1 to 65535"):

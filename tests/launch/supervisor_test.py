@@ -3,6 +3,7 @@
 Tests `launch/supervisor.py` and `launch/__main__.py`.
 """
 
+import io
 import json
 import os
 import pathlib
@@ -14,9 +15,10 @@ import subprocess
 import sys
 import textwrap
 import unittest
+from unittest import mock
 
 from monolith.launch import __main__ as launch_main
-from monolith.launch import supervisor
+from monolith.launch import placement, supervisor
 from tests import ssh_server
 from tests.wait_until import wait_until
 
@@ -187,6 +189,46 @@ class LaunchTest(unittest.TestCase):
     self.assertNotEqual(process.returncode, 0)
     self._assert_all_gone()
 
+  def test_a_chief_saves_though_nobody_reads_what_the_launcher_prints(self):
+    # As after Ctrl-C in `python -m monolith.launch ... | tee`, which ends `tee` first.
+    process = self._start(
+      """
+      def end(number, _):
+        time.sleep(0.5)
+        (folder / f"{role}.ended").touch()
+        sys.exit(number)
+      signal.signal(signal.SIGINT, end)
+      (folder / f"{role}.ready").touch()
+      while True:
+        signal.pause()
+      """
+    )
+    wait_until(lambda: len(list(self.folder.glob("*.ready"))) == 2)
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+
+    self.assertEqual(process.wait(_SECONDS), signal.SIGINT)
+    self.assertTrue((self.folder / "chief-0.ended").exists())
+    self._assert_all_gone()
+
+  def test_logs_that_somebody_deletes_do_not_end_the_job(self):
+    status, output = self._run(
+      f"""
+      import shutil
+      if role == "ps-0" and not (folder / "died").exists():
+        wait_for("chief-0.started")
+        (folder / "died").touch()
+        shutil.rmtree({str(self.folder / "logs")!r})
+        sys.exit(7)
+      if role == "ps-0":
+        (folder / "again").touch()
+      wait_for("again")
+      """
+    )
+
+    self.assertEqual(status, 0, output)
+    self.assertEqual((self.logs / "ps-0.log").read_text().splitlines()[-1], "ps-0 is here")
+
   def test_what_does_not_end_after_the_chief_is_named_and_ended(self):
     status, output = self._run(
       """
@@ -280,6 +322,8 @@ class LaunchTest(unittest.TestCase):
       (["--num_workers=0", __file__], "num_ps is 1 and num_workers 0, want at least 0 and 1"),
       (["--hosts=a,a", __file__], "hosts are ['a', 'a'], want one or more, each once"),
       (["--grace_seconds=nan", __file__], "must not be negative"),
+      (["--hosts=a", "--ssh=/no/ssh -v", __file__], "--ssh is '/no/ssh -v', want a program"),
+      (["--hosts=a", "--ssh='", __file__], "No closing quotation"),
     ):
       with self.subTest(arguments=arguments):
         done = subprocess.run(
@@ -292,6 +336,65 @@ class LaunchTest(unittest.TestCase):
     program = "import sys, monolith.launch.__main__; print('tensorflow' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     self.assertEqual(printed.stdout.strip(), "False", printed.stderr)
+
+
+class ProcessTest(unittest.TestCase):
+  """One process, and its log."""
+
+  def setUp(self):
+    self.process = supervisor._Process(
+      placement.Task("ps", 0, "a:1", host="a"), pathlib.Path(os.environ["TEST_TMPDIR"])
+    )
+
+  def test_a_connection_that_breaks_while_a_signal_is_sent(self):
+    self.process.start(["sh", "-c", "exec <&-; echo closed; sleep 0.5; exit 3"], dict(os.environ))
+    wait_until(lambda: self.process.new_lines() == ["closed"])
+    self.process.send(signal.SIGTERM)
+    wait_until(self.process.has_ended)
+
+    self.assertEqual(self.process.status, 3)
+
+  def test_the_end_of_a_log(self):
+    with self.process.log.open("w") as log:
+      log.write("x" * (1 << 20) + "\n")
+      log.writelines(f"{i}\n" for i in range(100))
+
+    self.assertEqual(self.process.last_lines(), [str(i) for i in range(80, 100)])
+    self.process.log.write_text("only\none")
+    self.assertEqual(self.process.last_lines(), ["only", "one"])
+    self.process.log.unlink()
+    self.assertEqual(self.process.last_lines(), [])
+
+  def test_a_log_that_is_begun_anew_is_read_from_its_start(self):
+    self.process.log.write_text("one\ntwo\n")
+    self.assertEqual(self.process.new_lines(), ["one", "two"])
+    self.process.log.write_text("new\n")
+    self.assertEqual(self.process.new_lines(), ["new"])
+
+
+class RestartsTest(unittest.TestCase):
+  def test_failures_of_the_last_hour_count(self):
+    job = placement.on_this_machine(0, 1)
+    options = supervisor.Options(("false",), pathlib.Path(os.environ["TEST_TMPDIR"]))
+    screen = io.StringIO()
+    own = supervisor.Supervisor(job, job.tasks, options, screen)
+    (process,) = own._processes
+    for minute in (90, 100, 155, 156):
+      with mock.patch.object(supervisor.time, "monotonic", lambda now=60 * minute: now):
+        own._start_those_due()
+        process.running.wait()
+        own._look_at_those_that_ended()
+        own._show(last=True)
+        process.start_at = 0.0
+
+    counts = [line.split(" starts ")[1] for line in screen.getvalue().splitlines() if "(" in line]
+    self.assertEqual(counts, [
+      "again in 1 s (1 of 3 within an hour)",
+      "again in 2 s (2 of 3 within an hour)",
+      "again in 2 s (2 of 3 within an hour)",
+      "again in 4 s (3 of 3 within an hour)",
+    ])  # fmt: skip
+    self.assertIn("started again 3 |", screen.getvalue())
 
 
 class SshTest(LaunchTest):

@@ -196,8 +196,10 @@ def print_metrics(metrics: Metrics, stream: Any = None) -> None:
   # On a terminal the cursor stands behind the line of progress, which has no end.
   start = "\n" if getattr(stream, "isatty", lambda: False)() else ""
   line = "   ".join([f"evaluation at step {metrics['global_step']:,}", *values])
-  stream.write(f"{start}{line}\n")
-  stream.flush()
+  # A run does not end because nobody reads this any more.
+  with contextlib.suppress(OSError):
+    stream.write(f"{start}{line}\n")
+    stream.flush()
 
 
 def write_curves(model_dir: str, metrics: Metrics) -> None:

@@ -154,4 +154,6 @@ def _end(signo: int, handler: _Handler, model_dir: str) -> None:
 
 
 def _say(text: str) -> None:
-  print(f"\n{text}", file=sys.stderr, flush=True)
+  # Ctrl-C also ends what the output is piped to, and the run is to save all the same.
+  with contextlib.suppress(OSError):
+    print(f"\n{text}", file=sys.stderr, flush=True)

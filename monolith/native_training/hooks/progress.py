@@ -8,6 +8,7 @@ On a terminal the line is renewed in place, in a file there is a new one per int
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import sys
 import time
@@ -142,8 +143,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     if self._line_speed.num_runs:
       self._measure(session, do_print=True)
     if self._line_length:
-      self._stream.write("\n")
-      self._stream.flush()
+      self._write("\n")
       self._line_length = 0
 
   def _measure(self, session: tf.compat.v1.Session, do_print: bool) -> None:
@@ -213,11 +213,16 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     line = "   ".join(parts)
     if self._is_terminal():
       padding = " " * max(0, self._line_length - len(line))
-      self._stream.write(f"\r{line}{padding}")
+      self._write(f"\r{line}{padding}")
       self._line_length = len(line)
     else:
-      self._stream.write(f"{line}\n")
-    self._stream.flush()
+      self._write(f"{line}\n")
+
+  def _write(self, text: str) -> None:
+    # A run does not end because nobody reads this any more, as where a pipe's other end is gone.
+    with contextlib.suppress(OSError):
+      self._stream.write(text)
+      self._stream.flush()
 
 
 class _Speed:

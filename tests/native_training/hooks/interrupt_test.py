@@ -71,6 +71,29 @@ class InterruptTest(tf.test.TestCase):
     self.assertIn(f"The newest checkpoint is {checkpoint}: train with model_dir=", errors[0])
     self.assertIn("KeyboardInterrupt", errors[0])
 
+  def test_a_program_saves_though_nobody_reads_what_it_prints(self):
+    # As after Ctrl-C in `python train.py 2>&1 | tee log`, which ends `tee` first.
+    folder = os.path.join(self.create_tempdir().full_path, "model")
+    process = subprocess.Popen(
+      [sys.executable, "-c", _PROGRAM, folder],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    self.addCleanup(process.kill)
+    self.assertEqual(process.stdout.readline().strip(), "running")
+
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    process.wait()
+
+    self.assertNotIn("not reached", rest)
+    checkpoint = tf.train.latest_checkpoint(folder)
+    self.assertIsNotNone(checkpoint)
+    self.assertGreater(tf.train.load_variable(checkpoint, "global_step"), 0)
+
   def test_before_the_first_step_the_program_ends_at_once(self):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     self.addCleanup(signal.signal, signal.SIGINT, previous)

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -74,6 +75,18 @@ class ProgressTest(tf.test.TestCase):
     self.assertGreater(curves["memory_mb"][40], 10)
     # The mean per example, not the sum of eight.
     self.assertLess(max(curves["loss"].values()), 1.0)
+
+  def test_a_run_goes_on_when_nobody_reads_the_lines(self):
+    for is_terminal in (False, True):
+      stream = io.StringIO()
+      stream.isatty = lambda is_terminal=is_terminal: is_terminal
+      stream.flush = mock.Mock(side_effect=BrokenPipeError)
+      with tf.Graph().as_default():
+        add_step = tf.compat.v1.train.get_or_create_global_step().assign_add(1)
+        hook = progress.ProgressHook(tf.constant(0.5), interval_secs=0, stream=stream)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+          self.assertEqual([session.run(add_step) for _ in range(3)], [1, 2, 3])
+      self.assertGreater(stream.flush.call_count, 2)
 
   def test_lines(self):
     for is_terminal in (False, True):
