@@ -47,7 +47,9 @@ def watched() -> Iterator[None]:
   def watch() -> None:
     known: set[str] = set()
     while True:
-      known = limit_connections(known)
+      # Where this process may open no more files, the folder cannot be read for a while.
+      with contextlib.suppress(OSError):
+        known = limit_connections(known)
       if stopped.wait(_LOOK_SECS):
         return
 

@@ -105,14 +105,18 @@ class StepsInFlightHook(tf.compat.v1.train.SessionRunHook):
     def run_with_others(
       fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
-      others = self._start_others(run) if self._is_step(fetches) else []
+      if not self._is_step(fetches):
+        # A save, say: training goes on if it fails and its hook does not mind.
+        return run(fetches, feed_dict, options, run_metadata)
+      others = self._start_others(run)
       try:
         result = run(fetches, feed_dict, options, run_metadata)
         self._finish(others)
         return result
       except tf.errors.OutOfRangeError:
-        # The others find the end, too, or complete their steps. Hooks that save come next.
-        futures.wait(others)
+        # The others find the end, too, or complete their steps. Hooks that save come next, unless
+        # one of these has failed.
+        self._finish(others)
         raise
       except BaseException:
         self._stop()  # The session is going to be closed, which ends the others.

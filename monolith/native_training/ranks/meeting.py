@@ -7,9 +7,12 @@ already does, as `ranks.local` and `torchrun`.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import ipaddress
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -77,17 +80,28 @@ def join(
     the meeting.
 
   Raises:
-    MeetingError: there is no meeting, or not all come to it.
+    MeetingError: there is no meeting, or not all come to it; or rank 0 may not listen there.
   """
+  refusal: OSError | None = None
   if rank == 0:
-    listener = _listen(port)
-    if listener is not None:
+    try:
       threading.Thread(
-        target=serve, args=(listener, size, timeout), name="rank_meeting", daemon=True
+        target=serve, args=(_listen(port), size, timeout), name="rank_meeting", daemon=True
       ).start()
-  connection = _connect(host, port, timeout)
+    except OSError as error:
+      if error.errno != errno.EADDRINUSE:
+        refusal = error
+  try:
+    # Who started the ranks may hold the meeting where this process may not, and does so already.
+    connection = _connect(host, port, timeout if refusal is None else 0)
+  except MeetingError:
+    if refusal is None:
+      raise
+    raise MeetingError(f"Rank 0 cannot listen at port {port} (MASTER_PORT): {refusal}") from refusal
   own, theirs = connection.getsockname()[0], connection.getpeername()[0]
-  address = _WITH_MASTER if own == theirs else _plain(own)
+  # The master's own name is often one of loopback there: it means nothing to other machines.
+  is_with_master = own == theirs or ipaddress.ip_address(_plain(own)).is_loopback
+  address = _WITH_MASTER if is_with_master else _plain(own)
   if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
     connection.close()
     return _TorchMeeting(host, port, rank, size, timeout), address
@@ -177,6 +191,12 @@ class _Lines:
     except (OSError, ValueError):
       return None
 
+  def is_gone(self) -> bool:
+    """Tells whether the other side has closed the connection, also behind what was not read yet."""
+    poll = select.poll()
+    poll.register(self._connection, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
   def write(self, value: Any) -> None:
     try:
       self._connection.sendall(json.dumps(value).encode() + b"\n")
@@ -248,12 +268,14 @@ def _welcome(peer: _Lines, size: int, peers: dict[int, _Lines]) -> None:
     error = f"rank {hello['rank']} says that there are {hello.get('size')} ranks, others say {size}"
   elif not 0 <= hello["rank"] < size:
     error = f"there is no rank {hello['rank']} of {size}"
-  elif hello["rank"] in peers:
+  elif hello["rank"] in peers and not peers[hello["rank"]].is_gone():
     error = f"there are two ranks {hello['rank']}"
   if error is not None:
     peer.write({"error": error})
     peer.close()
     return
+  if hello["rank"] in peers:  # It was started again before all were there.
+    peers[hello["rank"]].close()
   peers[hello["rank"]] = peer
 
 
@@ -262,16 +284,17 @@ def _answer(peers: dict[int, _Lines], **answer: Any) -> None:
     peer.write(answer)
 
 
-def _listen(port: int) -> socket.socket | None:
-  """Returns a socket that listens on all interfaces, `None` if somebody does already."""
+def _listen(port: int) -> socket.socket:
+  """Returns a socket that listens on all interfaces.
+
+  Raises:
+    OSError: somebody does already, or this process may not.
+  """
   if socket.has_dualstack_ipv6():
     family, is_dual = socket.AF_INET6, True
   else:
     family, is_dual = socket.AF_INET, False
-  try:
-    return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
-  except OSError:
-    return None
+  return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
 
 
 def _connect(host: str, port: int, timeout: float) -> socket.socket:

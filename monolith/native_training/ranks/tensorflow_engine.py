@@ -77,6 +77,8 @@ class _Engine:
     self.rank, self.size = rank, len(addresses)
     self.local_rank, self.local_size = local_rank, local_size
     self._server = server
+    # A session of this process reaches its server without a connection.
+    self._leader = server.target.removeprefix("grpc://") if rank == 0 else addresses[0]
     self._graph = tf.Graph()
     with self._graph.as_default(), tf.device(f"/job:worker/replica:0/task:{rank}/device:CPU:0"):
       self._exchange = tf.compat.v1.placeholder(tf.string, [])
@@ -89,8 +91,7 @@ class _Engine:
     # Keys of groups -> exchange.
     self._groups: dict[int, str] = {_key(_MEET, 31): _MEET}
     self._is_closed = False
-    if rank == 0:
-      _begin_numbers(server.target, _key(_MEET, 63))
+    self._begin_numbers(_MEET)
     self.meet(_HELLO_MILLISECS)
 
   def serve(self, exchange: str, run: str) -> None:
@@ -113,7 +114,7 @@ class _Engine:
       )
       self._threads[exchange] = thread
       if self.rank == 0:
-        _begin_numbers(self._server.target, _key(exchange, 63))
+        self._begin_numbers(exchange)
       thread.start()
 
   def close(self, why: str) -> None:
@@ -156,12 +157,37 @@ class _Engine:
     feed = {self._exchange: exchange, self._group: group}
     options = _run_options(exchange)
     try:
+      if self.rank != 0:
+        self._begin_numbers(exchange)
       with self._new_session() as session:
         while not self._is_closed:
           session.run(self._runs[run], feed, options)
     except Exception as error:
       if not self._is_closed:
         self.close(self._describe(error))
+
+  def _begin_numbers(self, exchange: str) -> None:
+    """Has rank 0 choose the number of the first run of an exchange.
+
+    A rank 0 that runs first would choose by itself, also when another rank asks at the same moment
+    and gets another number. Then both would wait for ever. The other ranks see here that rank 0
+    answers: TensorFlow asks one that does not for ever, whatever limit the run has.
+
+    Raises:
+      RuntimeError: rank 0 does not answer.
+    """
+    # A proxy would not find what is in this process.
+    options = [("grpc.enable_http_proxy", 0)] if self.rank == 0 else None
+    with grpc.insecure_channel(self._leader, options) as channel:
+      call = channel.unary_unary("/tensorflow.WorkerService/GetStepSequence")
+      try:
+        request = _sequence_request(_key(exchange, 63))
+        call(request, timeout=_HELLO_MILLISECS / 1000, wait_for_ready=True)
+      except grpc.RpcError as error:
+        raise RuntimeError(
+          f"the server of rank 0, at {self._leader}, does not answer rank {self.rank}: "
+          f"{error.code().name}, {error.details()}"
+        ) from error
 
   def _new_session(self) -> tf.compat.v1.Session:
     # One session takes runs of the same ops for runs of one number, whatever their keys are.
@@ -251,7 +277,14 @@ def init() -> None:
       )
 
     if cluster is not None and master is None:
-      addresses, server = cluster.addresses, start(cluster.addresses)
+      addresses = cluster.addresses
+      try:
+        server = start(addresses)
+      except tf.errors.OpError as error:
+        raise RuntimeError(
+          f"Rank {rank} cannot listen at {addresses[rank]}, as TF_CONFIG says: {error.message}. "
+          "Another process may do so already, maybe one of a run that was not ended"
+        ) from error
       meeting.wait_for_servers(addresses)
     else:
       host, port = master
@@ -262,13 +295,20 @@ def init() -> None:
     local_rank, local_size = (
       rank_environment.read_launcher(value) for value in ("local_rank", "local_size")
     )
-    _engine = _Engine(
-      rank,
-      addresses,
-      server,
-      neighbours.index(rank) if local_rank is None else local_rank,
-      len(neighbours) if local_size is None else local_size,
-    )
+    try:
+      _engine = _Engine(
+        rank,
+        addresses,
+        server,
+        neighbours.index(rank) if local_rank is None else local_rank,
+        len(neighbours) if local_size is None else local_size,
+      )
+    except (tf.errors.OpError, RuntimeError) as error:
+      raise RuntimeError(
+        f"Rank {rank} of {size} does not reach the servers of all ranks, which are at "
+        f"{', '.join(addresses)}: {getattr(error, 'message', error)}. All machines have to reach "
+        "these ports"
+      ) from error
   atexit.register(shutdown)
 
 
@@ -504,25 +544,15 @@ def _key(text: str, bits: int) -> int:
   return int.from_bytes(digest, "little") % (2**bits - 1) + 1
 
 
-def _begin_numbers(target: str, graph_key: int) -> None:
-  """Has the leader choose the number of the first run of a key, as the other ranks ask it to.
-
-  A leader that runs first chooses by itself, also when another rank asks at the same moment and
-  gets another number. Then both would wait for ever.
-
-  Args:
-    target: of the leader's server, which is in this process.
-    graph_key: what the runs have in their options.
-  """
+def _sequence_request(graph_key: int) -> bytes:
+  """Returns the message that asks for the number of the next run of a key."""
   varint, rest = bytearray(), graph_key
   while rest > 127:
     varint.append(rest & 127 | 128)
     rest >>= 7
   varint.append(rest)
   # A GetStepSequenceRequest: `graph_key`, a repeated int64, is field 1.
-  request = bytes([1 << 3 | 0, *varint])
-  with grpc.insecure_channel(target.removeprefix("grpc://")) as channel:
-    channel.unary_unary("/tensorflow.WorkerService/GetStepSequence")(request, timeout=60)
+  return bytes([1 << 3 | 0, *varint])
 
 
 def _run_options(exchange: str, timeout: int = 0) -> tf.compat.v1.RunOptions:

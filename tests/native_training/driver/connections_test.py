@@ -1,10 +1,12 @@
 """Limits of TCP connections; `tests/reliability/hosts_test.py` loses an answer without them."""
 
 import contextlib
+import errno
 import os
 import socket
 import threading
 import unittest
+from unittest import mock
 
 from monolith.native_training.driver import connections
 from tests.wait_until import wait_until
@@ -73,6 +75,15 @@ class ConnectionsTest(unittest.TestCase):
       self.assertTrue(client.getblocking())
 
     self.assertNotIn("connections", [thread.name for thread in threading.enumerate()])
+
+  def test_a_process_without_free_file_numbers_is_watched_on(self):
+    full = OSError(errno.EMFILE, "full")
+    with (
+      mock.patch.object(connections, "_LOOK_SECS", 0.01),
+      mock.patch.object(connections.os, "listdir", side_effect=full) as listdir,
+      connections.watched(),
+    ):
+      wait_until(lambda: listdir.call_count > 1)
 
 
 if __name__ == "__main__":

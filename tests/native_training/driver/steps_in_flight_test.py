@@ -158,6 +158,47 @@ class HookTest(tf.test.TestCase):
         with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "another step"):
           session.run(train_op, {is_own: True})
 
+  def test_an_error_of_another_step_beside_the_end_of_the_data_is_raised(self):
+    with tf.Graph().as_default():
+      tf.compat.v1.train.get_or_create_global_step()
+      is_own = tf.compat.v1.placeholder_with_default(False, [])
+      queue = tf.queue.FIFOQueue(1, tf.int32)
+      end = queue.close()
+      loss = tf.cond(
+        is_own,
+        lambda: tf.cast(queue.dequeue(), tf.float32),  # of a queue that has ended
+        lambda: tf.constant(float("nan")),
+      )
+      # A session takes the end of the data for no error.
+      with self.assertRaises(tf.compat.v1.train.NanLossDuringTrainingError):
+        with self._run(loss.op, loss) as session:
+          session.run(end)
+          session.run([loss.op, loss], {is_own: True})
+
+  def test_steps_go_on_after_a_failure_between_them(self):
+    with tf.Graph().as_default():
+      tf.compat.v1.train.get_or_create_global_step()
+      count = tf.compat.v1.get_variable("count", [], tf.int64, tf.zeros_initializer())
+      train_op = count.assign_add(1, use_locking=True).op
+      saves = tf.debugging.Assert(False, ["the disk is full"])
+
+      class SaveHook(tf.compat.v1.train.SessionRunHook):
+        num_failed = 0
+
+        def after_run(self, run_context, run_values):
+          try:
+            run_context.session.run(saves)
+          except tf.errors.InvalidArgumentError:
+            self.num_failed += 1
+
+      hook = SaveHook()
+      steps = steps_in_flight.StepsInFlightHook(3, train_op, None, [])
+      with tf.compat.v1.train.MonitoredSession(hooks=[steps, hook]) as session:
+        for _ in range(2):
+          session.run(train_op)
+        self.assertEqual(session.run(count), 6)
+      self.assertEqual(hook.num_failed, 3)
+
   def test_runs_that_are_no_steps_stay_alone(self):
     with tf.Graph().as_default():
       tf.compat.v1.train.get_or_create_global_step()

@@ -1,6 +1,7 @@
 """Ranks that meet over real connections, all in this process."""
 
 import concurrent.futures
+import errno
 import os
 import socket
 import sys
@@ -101,6 +102,33 @@ class MeetingTest(unittest.TestCase):
 
     self.assertEqual(_in_threads(join, 2), [["0", "1"]] * 2)
 
+  def test_a_rank_that_is_started_again_before_all_are_there_takes_its_place(self):
+    port = self._serve(2)
+    died, _ = meeting.join("127.0.0.1", port, 1, 2)
+    died._lines.write("said before it died")
+    died._lines.close()
+    # In the order in which they come.
+    again = [meeting.join("127.0.0.1", port, rank, 2)[0] for rank in (1, 0)][::-1]
+
+    def gather(rank):
+      said = again[rank].gather(str(rank))
+      again[rank]._lines.close()
+      return said
+
+    self.assertEqual(_in_threads(gather, 2), [["0", "1"]] * 2)
+
+  def test_there_is_one_rank_of_each_number(self):
+    port = self._serve(2)
+    first, _ = meeting.join("127.0.0.1", port, 1, 2)
+    second, _ = meeting.join("127.0.0.1", port, 1, 2)
+    with self.assertRaisesRegex(meeting.MeetingError, "there are two ranks 1"):
+      second.gather("x")
+    first._lines.close()
+    second._lines.close()
+    own, _ = meeting.join("127.0.0.1", port, 0, 2)
+    with self.assertRaisesRegex(meeting.MeetingError, "a rank is gone"):
+      own.gather("x")
+
   def test_a_rank_that_leaves_ends_the_meeting(self):
     port = self._serve(2)
     first, second = _in_threads(lambda rank: meeting.join("127.0.0.1", port, rank, 2)[0], 2)
@@ -113,6 +141,32 @@ class MeetingTest(unittest.TestCase):
       port = _port_of(listener)
     with self.assertRaisesRegex(meeting.MeetingError, "MASTER_ADDR and MASTER_PORT have to be"):
       meeting.join("127.0.0.1", port, 1, 2, timeout=0)
+
+  def test_a_name_of_loopback_is_that_of_the_master(self):
+    # Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
+    with _listener() as listener:
+      port = _port_of(listener)
+
+    def join(rank):
+      own, address = meeting.join(["127.0.1.1", "127.0.0.1"][rank], port, rank, 2)
+      said = own.gather(address)
+      own._lines.close()
+      return said
+
+    self.assertEqual(_in_threads(join, 2), [["", ""]] * 2)
+
+  def test_rank_0_says_why_it_does_not_listen(self):
+    with _listener() as listener:
+      port = _port_of(listener)
+    error = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    with mock.patch.object(meeting, "_listen", side_effect=error):
+      with self.assertRaisesRegex(meeting.MeetingError, rf"port {port} \(MASTER_PORT\): .*denied"):
+        meeting.join("127.0.0.1", port, 0, 2)
+      # Who started the ranks may be allowed to.
+      port = self._serve(1)
+      own, _ = meeting.join("127.0.0.1", port, 0, 1)
+      self.assertEqual(own.gather("x"), ["x"])
+      own._lines.close()
 
   def test_torchruns_store(self):
     """The agent of `torchrun` listens there with a store of its own."""

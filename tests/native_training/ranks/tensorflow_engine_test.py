@@ -1,15 +1,20 @@
 """Every kind of exchange, by Horovod and by `ranks/tensorflow_engine.py`: both give the same."""
 
+import contextlib
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from monolith.native_training.ranks import tensorflow_engine
 from monolith.native_training.settings import rank_environment
 from tests import free_ports, rank_exchanges, rank_processes
 
@@ -58,6 +63,60 @@ def results(request):
         found.append(pickle.load(f))
     assert ("horovod" in found[0]["engine"]) == (request.param == "horovod")
     return found
+
+
+@contextlib.contextmanager
+def _two_ranks(own_index, *listeners):
+  """Says in the environment that this process is one of two ranks, at the addresses of sockets."""
+  addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+  task = {"type": "worker", "index": own_index}
+  env = {n: v for n, v in os.environ.items() if n not in rank_environment.LAUNCHER_VARIABLES}
+  env["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+  with mock.patch.dict(os.environ, env, clear=True):
+    yield
+
+
+def _listener():
+  return socket.create_server(("127.0.0.1", 0))
+
+
+def test_an_address_that_is_taken_is_named():
+  with _listener() as taken, _listener() as other, _two_ranks(0, taken, other):
+    message = rf"Rank 0 cannot listen at 127.0.0.1:{taken.getsockname()[1]}, as TF_CONFIG says: .*"
+    with pytest.raises(RuntimeError, match=message + "Another process may do so already"):
+      tensorflow_engine.init()
+  assert not tensorflow_engine.is_initialized()
+
+
+def test_ranks_that_cannot_be_reached_are_named():
+  """As where a firewall lets ranks meet, and stands between their servers."""
+  with _listener() as silent, _listener() as own, _two_ranks(1, silent, own):
+    own.close()
+    message = (
+      "Rank 1 of 2 does not reach the servers of all ranks, which are at "
+      f"127.0.0.1:{silent.getsockname()[1]}, "
+    )
+    with (
+      mock.patch.object(tensorflow_engine, "_HELLO_MILLISECS", 1000),
+      pytest.raises(RuntimeError, match=message),
+    ):
+      tensorflow_engine.init()
+  assert not tensorflow_engine.is_initialized()
+
+
+def test_an_exchange_that_begins_when_rank_0_is_gone_fails():
+  with _listener() as gone:
+    address = f"127.0.0.1:{gone.getsockname()[1]}"
+  engine = object.__new__(tensorflow_engine._Engine)
+  engine.rank, engine._leader, engine._is_closed = 1, address, False
+  engine._exchange, engine._group, engine._lock = "exchange", "group", threading.Lock()
+  engine._library = mock.Mock()
+  with mock.patch.object(tensorflow_engine, "_HELLO_MILLISECS", 200):
+    engine._serve("sum", "allreduce_float32", 7)
+
+  ((why,), _) = engine._library.MonolithCloseRankExchanges.call_args
+  assert why.decode().startswith(tensorflow_engine.FAILED)
+  assert f"the server of rank 0, at {address}, does not answer rank 1" in why.decode()
 
 
 def test_places(results):
