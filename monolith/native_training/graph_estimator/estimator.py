@@ -65,6 +65,7 @@ class Estimator:
     self._params = copy.deepcopy({} if params is None else params)
     self._warm_start = warm_start.settings_of(warm_start_from)
     self._session_config = run_config.get_session_config(self._config)
+    # Of training alone: who restores a checkpoint to read it leaves alone what servers hold.
     self._device_fn = run_config.get_device_fn(self._config)
 
   @property
@@ -244,7 +245,7 @@ class Estimator:
     checkpoint_path = checkpoint_path or self.latest_checkpoint()
     if checkpoint_path is None:
       logging.info("No trained model in %s: initial values are evaluated", self.model_dir)
-    with tf.Graph().as_default() as graph, graph.device(self._device_fn):
+    with tf.Graph().as_default() as graph, graph.device(self._config.device_fn):
       built, input_hooks = self._build(input_fn, spec.ModeKeys.EVAL)
       if checkpoint_path is None and self._warm_start is not None:
         warm_start.apply(self._warm_start)
@@ -265,9 +266,13 @@ class Estimator:
           results,
         ],
       )
+      num_batches = 0
       with session:
         while not session.should_stop():
           session.run(update_op)
+          num_batches += 1
+      if not num_batches:
+        logging.warning("No batch was evaluated, so the metrics say nothing: is the input empty?")
       metrics = dict(results.final_ops_values)
       evaluating.write(self.eval_dir(name), metrics, checkpoint_path)
     return metrics
@@ -299,7 +304,8 @@ class Estimator:
     checkpoint_path = checkpoint_path or self.latest_checkpoint()
     if checkpoint_path is None:
       logging.info("No trained model in %s: initial values predict", self.model_dir)
-    with tf.Graph().as_default() as graph, graph.device(self._device_fn):
+    device = self._config.device_fn or run_config.get_own_device(self._config)
+    with tf.Graph().as_default() as graph, graph.device(device):
       built, input_hooks = self._build(input_fn, spec.ModeKeys.PREDICT)
       if checkpoint_path is None and self._warm_start is not None:
         warm_start.apply(self._warm_start)
@@ -372,7 +378,7 @@ class Estimator:
   def _build(self, input_fn: InputFn, mode: str) -> tuple[Any, inputs.Hooks]:
     """Builds data and model in the default graph."""
     self._start_graph()
-    features, labels, hooks = inputs.call_input_fn(input_fn, mode, self._params, self._config)
+    features, labels, hooks = inputs.call_input_fn(input_fn, mode, self.params, self._config)
     if mode == spec.ModeKeys.PREDICT:
       labels = None
       if not hooks and not tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):

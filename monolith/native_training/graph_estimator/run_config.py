@@ -74,11 +74,15 @@ class Role:
       protocol: how processes talk, `grpc` by default.
 
     Raises:
-      ValueError: the cluster has not exactly one chief, or the task is not in it.
+      ValueError: something has another form, the cluster has not exactly one chief, or the task is
+        not in it.
     """
-    task = tf_config.get("task", {})
-    task_type, task_id = task.get("type"), int(task.get("index", 0))
-    cluster = tf.train.ClusterSpec(tf_config.get("cluster", {}))
+    task = {} if tf_config.get("task") is None else tf_config["task"]
+    if not isinstance(task, Mapping):
+      raise ValueError(f"task of {_TF_CONFIG} is {task!r}, want a type and an index")
+    task_type: Any = task.get("type")
+    task_id = _to_index(task.get("index", 0))
+    cluster = _to_cluster(tf_config.get("cluster"))
     master = tf_config.get("session_master", "")
     evaluation_master = tf_config.get("eval_session_master", "")
     if task_type == EVALUATOR:
@@ -93,6 +97,22 @@ class Role:
     if not master and sum(cluster.num_tasks(job) for job in cluster.jobs) > 1:
       master = f"{protocol or 'grpc'}://{cluster.task_address(task_type, task_id)}"
     return cls(task_type, task_id, cluster, master, evaluation_master, task_type in _CHIEFS)
+
+
+def _to_index(index: Any) -> int:
+  try:
+    return int(index)
+  except (TypeError, ValueError):
+    raise ValueError(f"task index of {_TF_CONFIG} is {index!r}, want an integer") from None
+
+
+def _to_cluster(cluster: Any) -> tf.train.ClusterSpec:
+  try:
+    return tf.train.ClusterSpec({} if cluster is None else cluster)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"cluster of {_TF_CONFIG} is {cluster!r}, want jobs with lists of addresses: {error}"
+    ) from error
 
 
 def _check_place(
@@ -154,7 +174,7 @@ class RunConfig:
   role: Role = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self) -> None:
-    tf_config = json.loads(os.environ.get(_TF_CONFIG) or "{}")
+    tf_config = _read_tf_config()
     steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
     if steps is _UNSET and secs is _UNSET:
       secs = _DEFAULT_SAVE_SECS
@@ -320,6 +340,24 @@ def get_device_fn(config: Any) -> Any:
     ],
     cluster=config.cluster_spec,
   )
+
+
+def get_own_device(config: Any) -> str | None:
+  """Returns where this process is in the cluster of its sessions; `None` if it is alone."""
+  if not config.master or not config.cluster_spec.jobs:
+    return None
+  return f"/job:{config.task_type}/task:{config.task_id}"
+
+
+def _read_tf_config() -> Mapping[str, Any]:
+  text = os.environ.get(_TF_CONFIG) or "{}"
+  try:
+    tf_config = json.loads(text)
+  except ValueError as error:
+    raise ValueError(f"{_TF_CONFIG} is {text!r}, want JSON: {error}") from error
+  if not isinstance(tf_config, Mapping):
+    raise ValueError(f"{_TF_CONFIG} is {text!r}, want a JSON object")
+  return tf_config
 
 
 def _choose_model_dir(given: Any, from_environment: str | None) -> str | None:

@@ -19,6 +19,9 @@ Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 # Metrics, if anything was evaluated, and what each exporter returned.
 Result = tuple["dict[str, Any] | None", list[Any]]
 
+# How long the files of one checkpoint take to be deleted.
+_DELETE_SECS = 1
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainSpec:
@@ -80,7 +83,8 @@ def train_and_evaluate(estimator: Estimator, train_spec: Any, eval_spec: Any) ->
   | none, or `master` | trains, and evaluates checkpoints as they are written, and the last one |
   | `chief`, `worker` | trains, as a server of the cluster |
   | `ps` | serves variables, and does not return |
-  | `evaluator` | evaluates new checkpoints until one has reached `max_steps` |
+  | `evaluator` | evaluates new checkpoints until one has reached `max_steps`; one that is deleted \
+meanwhile is passed over |
 
   Args:
     estimator: what to train; its configuration has the role.
@@ -199,6 +203,20 @@ def _evaluate_new_checkpoints(evaluations: _Evaluations, spec: Any) -> None:
   time.sleep(spec.start_delay_secs)
   paths = tf.train.checkpoints_iterator(evaluations.model_dir, min_interval_secs=spec.throttle_secs)
   for path in paths:
-    evaluations.evaluate(path)
+    try:
+      evaluations.evaluate(path)
+    except (tf.errors.OpError, ValueError) as error:
+      time.sleep(_DELETE_SECS)
+      if _is_there(path):
+        raise
+      logging.warning("%s was deleted while it was evaluated, and passed over: %s", path, error)
+      continue
     if evaluations.has_reached_end:
       return
+
+
+def _is_there(path: str) -> bool:
+  """Tells whether a checkpoint was not deleted: who saves keeps a few."""
+  folder, base = os.path.split(path)
+  names = tf.io.gfile.listdir(folder)
+  return f"{base}.index" in names and any(name.startswith(f"{base}.data-") for name in names)

@@ -241,6 +241,13 @@ class EvaluateTest(EstimatorTestCase):
     # Nothing was learnt.
     self.assertEqual(estimator.get_variable_value("weight"), 4.0)
 
+  def test_no_data_is_reported(self):
+    estimator = self.create(self._metric_fn)
+    estimator.train(_input_fn, steps=1)
+    with self.assertLogs("absl", "WARNING") as logs:
+      estimator.evaluate(lambda: _input_fn(0))
+    self.assertIn("No batch was evaluated, so the metrics say nothing", logs.output[-1])
+
   def test_metrics_are_written(self):
     estimator = self.create(self._metric_fn)
     estimator.train(_input_fn, steps=1)
@@ -460,7 +467,8 @@ class FunctionsTest(EstimatorTestCase):
     seen = []
 
     def input_fn(params, mode):
-      seen.append((params, mode))
+      seen.append((dict(params), mode))
+      params["added"] = 2
       return _input_fn(1)
 
     def model_fn(features, labels, config, mode, params):
@@ -554,6 +562,19 @@ class RunConfigTest(absltest.TestCase):
       with _cluster_env(task_type, index, **cluster), self.assertRaisesRegex(ValueError, message):
         graph_estimator.RunConfig()
 
+  def test_texts_that_describe_no_cluster(self):
+    for text, message in (
+      ("{", "TF_CONFIG is '{', want JSON: Expecting"),
+      ("[1]", r"TF_CONFIG is '\[1\]', want a JSON object"),
+      ('{"task": "chief"}', "task of TF_CONFIG is 'chief', want a type and an index"),
+      ('{"task": {"index": "x"}}', "task index of TF_CONFIG is 'x', want an integer"),
+      ('{"cluster": {"chief": "c:1"}}', "cluster of TF_CONFIG is .*'c:1'}, want jobs with lists"),
+    ):
+      with mock.patch.dict(os.environ, TF_CONFIG=text), self.assertRaisesRegex(ValueError, message):
+        graph_estimator.RunConfig()
+    with mock.patch.dict(os.environ, TF_CONFIG='{"cluster": null, "task": null}'):
+      self.assertTrue(graph_estimator.RunConfig().is_chief)
+
   def test_intervals(self):
     config = graph_estimator.RunConfig()
     self.assertEqual((config.save_checkpoints_secs, config.save_checkpoints_steps), (600, None))
@@ -617,6 +638,31 @@ class RunConfigTest(absltest.TestCase):
 
 
 class ClusterTest(EstimatorTestCase):
+  def test_only_training_puts_variables_on_servers(self):
+    devices = {}
+
+    class Built(Exception):
+      pass
+
+    def model_fn(features, mode):
+      devices[mode] = tf.compat.v1.get_variable("v", []).device
+      raise Built
+
+    with _cluster_env("worker", 1, **RunConfigTest._CLUSTER):
+      estimator = self.create(model_fn)
+    input_fn = lambda: tf.data.Dataset.from_tensors({"x": 1.0})  # noqa: E731
+    for run in (
+      estimator.train,
+      estimator.evaluate,
+      lambda input_fn: next(estimator.predict(input_fn)),
+    ):
+      with self.assertRaises(Built):
+        run(input_fn)
+
+    # Evaluations have a session of their own.
+    wanted = {TRAIN: "/job:ps/task:1", EVAL: "", PREDICT: "/job:worker/task:1"}
+    self.assertEqual(devices, wanted)
+
   def test_chief_and_worker_train_on_a_server(self):
     servers = {job: tf.distribute.Server.create_local_server() for job in ("chief", "worker", "ps")}
     cluster = {job: [server.target[len("grpc://") :]] for job, server in servers.items()}

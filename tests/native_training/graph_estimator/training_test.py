@@ -91,6 +91,44 @@ class AloneTest(TrainingTestCase):
       graph_estimator.EvalSpec(role_process.input_fn, throttle_secs=-1)
 
 
+class EvaluatorTest(TrainingTestCase):
+  def _evaluate(self, eval_input_fn):
+    with mock.patch.dict(os.environ, self.environment_of("evaluator", {"chief": ["localhost:1"]})):
+      evaluator = self.create()
+    return graph_estimator.train_and_evaluate(
+      evaluator,
+      graph_estimator.TrainSpec(role_process.input_fn, max_steps=20),
+      graph_estimator.EvalSpec(eval_input_fn, start_delay_secs=0, throttle_secs=0),
+    )
+
+  def test_a_checkpoint_that_is_deleted_meanwhile_is_passed_over(self):
+    trainer = self.create()
+    trainer.train(role_process.input_fn, max_steps=10)
+
+    def eval_input_fn():
+      if not (self.model_dir / "model.ckpt-20.index").exists():
+        with tf.Graph().as_default():
+          trainer.train(role_process.input_fn, max_steps=20)
+        for path in self.model_dir.glob("model.ckpt-10.*"):
+          path.unlink()
+      return role_process.eval_input_fn()
+
+    with self.assertLogs("absl", "WARNING") as logs:
+      metrics, _ = self._evaluate(eval_input_fn)
+
+    self.assertEqual(metrics["global_step"], 20)
+    self.assertIn("model.ckpt-10 was deleted while it was evaluated", "".join(logs.output))
+
+  def test_other_errors_end_it(self):
+    self.create().train(role_process.input_fn, max_steps=10)
+
+    def eval_input_fn():
+      raise ValueError("no such data")
+
+    with self.assertRaisesRegex(ValueError, "no such data"):
+      self._evaluate(eval_input_fn)
+
+
 class RolesTest(TrainingTestCase):
   def test_server_and_evaluator_do_not_train(self):
     cluster = {"chief": ["localhost:1"], "ps": ["localhost:2"]}
@@ -100,12 +138,20 @@ class RolesTest(TrainingTestCase):
       with self.assertRaisesRegex(ValueError, f"is a '{role}'.* call train_and_evaluate"):
         estimator.train(role_process.input_fn, max_steps=1)
 
-  def test_each_process_has_its_part(self):
-    cluster = {
-      role: [f"localhost:{free_ports.get_free_port()}"] for role in ("chief", "worker", "ps")
-    }
+  def test_a_master_evaluates_what_it_trains_on_servers(self):
+    processes, logs = self._start(("ps", "master"), ("ps", "master"))
+
+    code = processes["master"].wait(_TIMEOUT)
+    logs["master"].seek(0)
+    text = logs["master"].read()
+    self.assertEqual(code, 0, text[-4000:])
+    metrics = json.loads(text.splitlines()[-1].removesuffix(" []"))
+    self.assertEqual(metrics, {"global_step": role_process.MAX_STEPS, "loss": 20.0})
+
+  def _start(self, cluster_roles, roles):
+    cluster = {role: [f"localhost:{free_ports.get_free_port()}"] for role in cluster_roles}
     processes, logs = {}, {}
-    for role in ("ps", "chief", "worker", "evaluator"):
+    for role in roles:
       logs[role] = open(self.model_dir.parent / f"{role}.log", "w+")
       self.addCleanup(logs[role].close)
       processes[role] = subprocess.Popen(
@@ -116,6 +162,10 @@ class RolesTest(TrainingTestCase):
       )
       self.addCleanup(processes[role].wait)
       self.addCleanup(processes[role].kill)
+    return processes, logs
+
+  def test_each_process_has_its_part(self):
+    processes, logs = self._start(("chief", "worker", "ps"), ("ps", "chief", "worker", "evaluator"))
 
     printed = {}
     for role in ("chief", "worker", "evaluator"):
