@@ -172,12 +172,12 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
 
   @property
   def name(self) -> str | None:
-    """What the table's files are called in a checkpoint; `None` for an automatic name."""
+    """The name of the table's files in a checkpoint; `None` for an automatic name."""
     return self._name
 
   @property
   def optimizer(self) -> entry.Optimizer:
-    """What a step does to a row; it changes when the table begins to follow one of Keras."""
+    """The optimizer of the rows; it changes when the table begins to follow one of Keras."""
     return self._optimizer
 
   @property
@@ -420,7 +420,9 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     """
     if self._is_follower and self._leader is None and tf.executing_eagerly():
       saved = settings.saved_optimizer(path)
-      if saved is not None:
+      # One of the same kind keeps its numbers, which files do not have.
+      kind = settings.optimizer_kind(self._config)
+      if saved is not None and saved.as_proto().WhichOneof("type") != kind:
         self._configure(saved)
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))

@@ -96,7 +96,7 @@ class HashTableTest(tf.test.TestCase):
     table.assign(["tea", "coffee"], [[1, 2], [3, 4]])
 
     self.assertAllEqual(table.lookup(np.array(["coffee", "milk"])), [[3, 4], [0, 0]])
-    # Of FarmHash's Fingerprint64; a change would lose the rows of every saved table.
+    # These are FarmHash's Fingerprint64; a change would lose the rows of every saved table.
     self.assertAllEqual(monolith.keras.hash_strings(["tea", ""]), TEA_AND_EMPTY)
 
   def test_save_and_load_keep_rows_and_optimizer_state(self):
@@ -110,6 +110,21 @@ class HashTableTest(tf.test.TestCase):
     second.update([1, 2], np.ones([2, 2]))
 
     self.assertAllEqual(first.items()[1], second.items()[1])
+
+  def test_a_table_of_defaults_goes_on_as_if_it_had_not_been_saved(self):
+    table, other = monolith.HashTable(2), monolith.HashTable(2)
+    gradients = np.random.default_rng(0).normal(size=[6, 2]).astype(np.float32)
+    for gradient in gradients[:3]:
+      table.update([7, -7], [gradient, -gradient])
+    path = os.path.join(self.get_temp_dir(), "checkpoint")
+    tf.train.Checkpoint(table=table).write(path)
+
+    tf.train.Checkpoint(table=other).read(path).assert_consumed()
+    for gradient in gradients[3:]:
+      for one in (table, other):
+        one.update([7, -7], [gradient, -gradient])
+
+    self.assertAllEqual(other.lookup([7, -7]), table.lookup([7, -7]))
 
   def test_another_optimizer_takes_the_vectors_alone(self):
     path = os.path.join(self.get_temp_dir(), "table")
