@@ -53,12 +53,21 @@ class DeployTest(absltest.TestCase):
       name = volumes["model"]["persistentVolumeClaim"]["claimName"]
       self.assertEqual(name, claim["metadata"]["name"])
 
-  def test_dockerfile_copies_what_exists(self):
-    text = (_DEPLOY / "Dockerfile").read_text()
-    sources = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
-    self.assertNotEmpty(sources)
-    for source in sources:
-      self.assertTrue((_ROOT / source).exists(), source)
+  def test_dockerfiles_copy_what_exists(self):
+    for name in ("Dockerfile", "serving.Dockerfile"):
+      lines = re.findall(r"^COPY (?!--from)(.+)$", (_DEPLOY / name).read_text(), re.MULTILINE)
+      self.assertNotEmpty(lines, name)
+      for line in lines:
+        for source in line.split()[:-1]:
+          self.assertTrue((_ROOT / source).exists(), f"{name} copies {source}")
+
+  def test_images_are_built_without_what_was_built_here(self):
+    # Gigabytes otherwise, and the libraries of another system.
+    ignored = (_ROOT / ".dockerignore").read_text().splitlines()
+    self.assertIn(".git", ignored)
+    for pattern in (_ROOT / ".gitignore").read_text().split():
+      name = pattern.strip("/")
+      self.assertTrue({name, f"**/{name}"} & set(ignored), pattern)
 
   @absltest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts two processes: make soak")
   def test_program_trains_on_a_cluster(self):
