@@ -21,7 +21,10 @@
 Rows are in main memory, and Python copies them for each call. No TensorFlow is loaded.
 """
 
-from monolith.jax.embedding import Embedding
-from monolith.jax.ids import Ids, pack_ids
+from monolith import _install
+
+with _install.naming_extra("jax"):
+  from monolith.jax.embedding import Embedding
+  from monolith.jax.ids import Ids, pack_ids
 
 __all__ = ["Embedding", "Ids", "pack_ids"]

@@ -26,7 +26,8 @@ import sys
 
 class WithoutExtras:
   def find_spec(self, name, path=None, target=None):
-    if name.partition(".")[0] in ("confluent_kafka", "tensorflow_serving", "grpc_health"):
+    extras = "confluent_kafka", "tensorflow_serving", "grpc_health", "torch", "jax"
+    if name.partition(".")[0] in extras:
       raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, WithoutExtras())
@@ -39,6 +40,8 @@ def attempt(code):
     print(error)
 """
 _NEEDS_EXTRAS = (
+  ("torch", "import monolith.torch"),
+  ("jax", "import monolith.jax"),
   *(
     ("realtime", f"import monolith.{name}")
     for name in (
