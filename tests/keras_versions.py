@@ -1,4 +1,7 @@
-"""Which Keras a test runs under: tests of both use `tf.keras`, and mark what one of them lacks."""
+"""Tells which Keras a test runs under.
+
+Tests of both versions use `tf.keras`, and mark what one of them lacks.
+"""
 
 from __future__ import annotations
 

@@ -448,8 +448,8 @@ def _header_flags(tools: Toolchain) -> str:
   # include <zlib.h>, which its wheels bring and a bare system does not have.
   headers = f"{tools.folder}/tensorflow/include"
   return (
-    f"-I{tools.folder}/gen -isystem {headers} -isystem {headers}/external/zlib {TENSORFLOW_DEFINES} "
-    f"-DMONOLITH_TENSORFLOW_VERSION={tools.tensorflow_version}"
+    f"-I{tools.folder}/gen -isystem {headers} -isystem {headers}/external/zlib "
+    f"{TENSORFLOW_DEFINES} -DMONOLITH_TENSORFLOW_VERSION={tools.tensorflow_version}"
   )
 
 

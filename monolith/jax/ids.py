@@ -60,7 +60,7 @@ def pack_ids(ids: Any) -> Ids:
   if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.dtype == jnp.uint64:
     raise TypeError(f"ids have dtype {ids.dtype}, want int64, or smaller integers")
   if ids.dtype != jnp.int64:
-    # Of at most 32 bits.
+    # At most 32 bits: the high half holds the sign alone.
     return Ids(ids.astype(jnp.int32).astype(jnp.uint32), -(ids < 0).astype(jnp.int32))
   return Ids((ids & 0xFFFFFFFF).astype(jnp.uint32), (ids >> 32).astype(jnp.int32))
 

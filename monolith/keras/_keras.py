@@ -1,4 +1,4 @@
-"""What differs between Keras 2 and Keras 3: no other module asks which of them it is.
+"""Tells Keras 2 from Keras 3, so that no other module has to find out which of them it is.
 
 `keras` is the Keras that TensorFlow has: `tf.keras` of 2.15 is Keras 2, that of 2.16 and newer is
 Keras 3, or Keras 2 with `TF_USE_LEGACY_KERAS=1` and the package `tf_keras`.

@@ -5,8 +5,9 @@ a variable, a layer or a gradient could take:
 
 - An optimizer hands the variable to `tf.distribute`, which calls the optimizer's rule with it; all
   rules but that of SGD write the gradient into moments first, which are plain variables.
-- A gradient that updated rows in the backward pass would do so for whoever only computes it, before
-  it is clipped, unscaled, or skipped as infinite, and would know no optimizer to follow.
+- A gradient that updated rows in the backward pass would do so even in a program that only computes
+  it. It would come before clipping, unscaling and the check for infinite gradients, and would know
+  no optimizer to follow.
 - An optimizer or a class of model of our own would be another line in every program.
 
 So what is there is wrapped: not by an import, but when a process makes its first table.

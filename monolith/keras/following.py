@@ -1,6 +1,6 @@
 """Maps an optimizer of Keras to the optimizer that does the same to the rows of a table.
 
-Nothing here changes Keras: whoever sees both an optimizer and a table asks.
+Nothing here changes Keras: code that sees both an optimizer and a table calls these functions.
 
   followed = following.follow(keras.optimizers.Adam(1e-3))
   followed.optimizer                                     # entry.AdamOptimizer(...)

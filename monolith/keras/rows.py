@@ -1,4 +1,4 @@
-"""What the Keras that TensorFlow has needs for a table: a variable for its rows, a layer's base."""
+"""Fits tables into TensorFlow's Keras: a variable for their rows, a base for their layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if IS_KERAS_3:
 
 # The base of layers that look ids up.
 LAYER: Any = _keras_3.Layer if IS_KERAS_3 else keras.layers.Layer
-# What keeps the table of a gradient on its variable.
+# The attribute of a variable that holds the table of its gradient.
 _TABLE_ATTRIBUTE = "_monolith_table"
 
 
@@ -27,7 +27,7 @@ def make_rows(table: Any) -> Any:
     return _keras_3.Rows(table)
   rows = tf.Variable(tf.zeros([0, table.dim]), trainable=True, name=f"{table.name or 'table'}_rows")
   setattr(rows, _TABLE_ATTRIBUTE, weakref.ref(table))
-  # What `get_weights` and `set_weights` of Keras call.
+  # Keras calls these two in `get_weights` and `set_weights`.
   rows.numpy = functools.partial(_save_rows, weakref.ref(table))
   rows.assign = functools.partial(_restore_rows, weakref.ref(table))
   return rows

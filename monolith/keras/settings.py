@@ -1,8 +1,8 @@
-"""What describes a table in plain arguments: optimizer, initializer, lifetime, admission.
+"""Reads plain arguments that describe a table: optimizer, initializer, lifetime, admission.
 
-The objects of `monolith.entry` describe the same things; a name stands for one with its defaults,
-but for two that would hardly move a row: Keras divides the loss by the size of the batch, and the
-gradients with it.
+The objects of `monolith.entry` describe the same things, and a name stands for such an object with
+its defaults. Two names have numbers of their own, as the defaults would hardly move a row: Keras
+divides the loss, and so the gradients, by the size of the batch.
 
   settings.optimizer("sgd")                              # entry.SgdOptimizer()
   settings.optimizer(entry.AdamOptimizer(0.01))          # taken as it is

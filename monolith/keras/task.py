@@ -137,7 +137,7 @@ class KerasTask(native_task.NativeTask):
     # Read here: the values of variables cannot be read while a graph is built.
     self._slot_arguments = {name: table.slot_arguments() for name, table in self.slots.items()}
     self._optimizer_class = type(leader)
-    # Of one in another, such as `GlobalClipOptimizer`, the limit: the driver does what that does.
+    # A wrapping optimizer, such as `GlobalClipOptimizer`, has a limit: the driver clips by it.
     limits = {name: model.optimizer.get_config().get(name) for name in _CLIPPING}
     set_limits = {name: limit for name, limit in limits.items() if limit is not None}
     self._optimizer_config = {**_without_scale(leader.get_config()), **set_limits}

@@ -27,7 +27,7 @@ from monolith.native_training.settings import rank_environment as ranks
 
 _TF_CONFIG = "TF_CONFIG"
 _GLOBAL_STEP = tf.compat.v1.GraphKeys.GLOBAL_STEP
-# What a group's files are called without servers, and on a single one.
+# Names of a group's files: without servers, and on a single server.
 _GROUPS = ("MonolithMultiHashTable_", "MonolithMultiHashTable_0")
 
 

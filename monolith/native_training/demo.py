@@ -382,11 +382,11 @@ def _report_checkpoint(model_dir: str) -> None:
     if FLAGS[name].value != FLAGS[name].default:
       arguments.append(f"--{name}={FLAGS[name].value}")
   print(f"Checkpoint: {checkpoint}")
-  command = [_python(), "-m", "monolith.native_training.demo", *arguments]
+  command = [python_command(), "-m", "monolith.native_training.demo", *arguments]
   print(f"Go on with: {shlex.join(command)}")
 
 
-def _python() -> str:
+def python_command() -> str:
   """Returns how to call this interpreter from here."""
   if shutil.which("python") == sys.executable:
     return "python"

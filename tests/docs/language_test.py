@@ -18,17 +18,7 @@ _OPENING = re.compile(r'(?:^|\s)(?:#|//+|"""|(?<=\s)/\*)\s?(?:What|Which|Whoever
 _PHRASES = re.compile(r"\b(?:whoever|belongs? into|at the time note)\b", re.IGNORECASE)
 # Openings that are left, in folders by the first two parts of their paths; only fewer are allowed.
 _LEFT = {
-  "monolith/jax": 1,
-  "monolith/keras": 11,
-  "monolith/launch": 1,
-  "monolith/table": 8,
-  "monolith/torch": 6,
-  "tests/keras": 3,
-  "tests/keras_versions.py": 1,
-  "tests/launch": 1,
-  "tests/serving": 8,
-  "tests/table": 1,
-  "tests/torch": 2,
+  "tests/serving": 2,
 }
 
 

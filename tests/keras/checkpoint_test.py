@@ -153,7 +153,7 @@ class CheckpointTest(tf.test.TestCase):
     # Both have tables of their own.
     self.assertNotAllClose(train(keras), predictions)
     self.assertAllClose(loaded(tf.constant(IDS, tf.int64)), predictions)
-    # What was loaded can be saved again.
+    # A loaded model can be saved again.
     tf.saved_model.save(loaded, self.path("again"))
     again = tf.saved_model.load(self.path("again"))
     self.assertAllClose(again(tf.constant(IDS, tf.int64)), predictions)

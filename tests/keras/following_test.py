@@ -458,7 +458,7 @@ def make_programs() -> dict[str, Callable[[], Program]]:
   """Returns ten programs by name, each made when it is run."""
   hidden = np.random.default_rng(5).normal(size=5000).astype(np.float32)
   a, b = pairs(1, 6000, 100)
-  # Of few ids, so that the moment at which a model finds the pattern is passed long before the end.
+  # Few ids, so that a model finds the pattern long before the end.
   c, d = pairs(6, 6000, 32)
   clicks = ((c + d) % 4 == 0).astype(np.float32)
   many = [np.random.default_rng(2).integers(0, 3000, 12_000)]

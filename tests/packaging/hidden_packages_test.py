@@ -1,7 +1,7 @@
 """No folder beside a program has the name of a package that somebody imports.
 
-`python examples/deepfm.py` puts `examples/` first on the path, where a folder called `jax` is a
-package without files to whoever asks whether JAX is installed: Keras 3 does, and ends there.
+`python examples/deepfm.py` puts `examples/` first on the path. A folder called `jax` there looks
+like an installed JAX without files: Keras 3 asks for JAX, imports that folder and fails.
 """
 
 from __future__ import annotations

@@ -239,7 +239,8 @@ def _delete_stop_file(info: demo_data.RatingsInfo) -> None:
 
 def _report_checkpoint(model_dir: str) -> None:
   print(f"Checkpoint: {tf.train.latest_checkpoint(os.path.join(model_dir, 'ranking'))}")
-  print(f"Go on with: {shlex.join(['python', *_demo_command(model_dir)])}, on any --num_ranks")
+  command = [demo.python_command(), *_demo_command(model_dir)]
+  print(f"Go on with: {shlex.join(command)}, on any --num_ranks")
 
 
 if __name__ == "__main__":
