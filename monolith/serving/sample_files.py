@@ -151,7 +151,7 @@ def read_records(path: str, header: RecordHeader) -> Iterator[bytes]:
 
 def _read_csv(path: str, signature: Signature, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
   with tf.io.gfile.GFile(path) as stream:
-    lines = csv.reader(iter(stream.readline, ""))
+    lines = _csv_lines(path, stream)
     names = next(lines, [])
     signature.check_names(dict.fromkeys(names))
     rows: list[Sequence[str]] = []
@@ -165,6 +165,21 @@ def _read_csv(path: str, signature: Signature, batch_size: int) -> Iterator[dict
         rows, first = [], number + 1
     if rows:
       yield _to_columns(path, first, names, rows, signature)
+
+
+def _csv_lines(path: str, stream: tf.io.gfile.GFile) -> Iterator[list[str]]:
+  """Yields the lines of a file; one that cannot be read is refused by its place."""
+  lines = csv.reader(iter(stream.readline, ""))
+  number = 1
+  while True:
+    try:
+      line = next(lines)
+    except StopIteration:
+      return
+    except (csv.Error, UnicodeDecodeError) as error:
+      raise invalid(f"line {number} of {path}: {error}") from error
+    yield line
+    number += 1
 
 
 def _to_columns(

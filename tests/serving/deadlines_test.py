@@ -57,8 +57,13 @@ def _fields() -> bytes:
 
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0)
-_DATA, _HEADERS, _RESET = 0, 1, 3
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING = 0, 1, 3, 4, 6
 _END_STREAM, _END_HEADERS = 1, 4
+
+
+def _window(size: int) -> bytes:
+  """Returns the frame that lets the other side send so much to each stream."""
+  return _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, size))
 
 
 def _frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
@@ -180,6 +185,13 @@ class DeadlinesTest(unittest.TestCase):
         call + _frame(_DATA, 0, 1, struct.pack(">BI", 0, 1000)),
         [_frame(_DATA, 0, 1, b"a")] * drips,
         _REQUEST,
+      ),
+      # The connection is busy all the time, but not with the answer.
+      "HTTP/2, answer is not read": (
+        self._grpc_stream,
+        _window(0) + call + _frame(_DATA, _END_STREAM, 1, _MESSAGE),
+        [_frame(_PING, 0, 0, bytes(8))] * drips + [_window(65535)],
+        2 * _STALL,
       ),
     }
     with futures.ThreadPoolExecutor(len(cases) + 2) as pool:

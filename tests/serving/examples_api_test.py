@@ -207,6 +207,8 @@ class ExamplesApiTest(unittest.TestCase):
       (self.stub.MultiInference, inference_pb2.MultiInferenceRequest(), code.INVALID_ARGUMENT),
       (self.stub.MultiInference, self._tasks("default", "other"), code.INVALID_ARGUMENT),
       (self.stub.MultiInference, self._tasks("default", method="odd"), code.UNIMPLEMENTED),
+      # As many runs of a signature as a message has room for tasks.
+      (self.stub.MultiInference, self._tasks("default", "default"), code.INVALID_ARGUMENT),
     ):
       with self.assertRaises(grpc.RpcError) as caught:
         method(request, timeout=60)

@@ -1,4 +1,4 @@
-"""What a client of a model server sees: a session's answers, and an error for everything else."""
+"""Clients of a model server get a session's answers, and an error for everything else."""
 
 import json
 import os
@@ -527,7 +527,7 @@ class ModelServerTest(unittest.TestCase):
     self.assertEqual(self._scale("torn"), 1.0)
     self._assert_code(Code.FAILED_PRECONDITION, lambda: self._scale("torn", version=2), torn)
 
-    # What was copied too slowly is loaded when it is complete.
+    # A version that was copied too slowly is loaded when it is complete.
     shutil.copyfile(f"{self.folder}/torn/1/saved_model.pb", graph.replace(".tmp", ""))
     self.server.wait_until_available("torn", 2)
 

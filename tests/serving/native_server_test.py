@@ -1,4 +1,4 @@
-"""What clients can do to a model server, and what it does by itself, without Python.
+"""Tests a model server without Python: what clients can do to it, and what it does by itself.
 
 Frames and bodies that no client would send, and calls of other servers without Python.
 """
@@ -6,9 +6,11 @@ Frames and bodies that no client would send, and calls of other servers without 
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import os
 import pathlib
+import platform
 import random
 import shutil
 import signal
@@ -53,6 +55,27 @@ _X = np.array([[0.1, 0.7], [-3.25, 1e-7]], np.float32)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 _WATCH = "/grpc.health.v1.Health/Watch"
+# Takes as long as the file $HOLD is there to tell of one file, and makes $HELD meanwhile.
+_SLOW_STAT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int stat(const char *path, struct stat *info) {
+  int (*real)(const char *, struct stat *) = dlsym(RTLD_NEXT, "stat");
+  if (strstr(path, "/broken/1/saved_model.pb") != NULL) {
+    while (access(getenv("HOLD"), F_OK) == 0) {
+      close(open(getenv("HELD"), O_CREAT | O_WRONLY, 0600));
+      usleep(10000);
+    }
+  }
+  return real(path, info);
+}
+"""
 
 
 def setUpModule():
@@ -89,7 +112,7 @@ def write_pooling_model(folder: str) -> str:
 
 
 def write_queue_model(folder: str) -> str:
-  """What `wait` answers with is what `fill` was asked with, before or after."""
+  """Writes a model whose `wait` answers with what `fill` was asked with, before or after."""
 
   def signatures():
     v1 = tf.compat.v1
@@ -107,6 +130,29 @@ def make_request(model: str, x: np.ndarray = _X) -> predict_pb2.PredictRequest:
   request.model_spec.name = model
   request.inputs["x"].CopyFrom(tf.make_tensor_proto(x))
   return request
+
+
+def field(number: int, data: bytes) -> bytes:
+  """A field of bytes of a message."""
+  return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def ask(port: int, data: bytes, wanted: int = 1) -> bytes:
+  """Returns what a server answers to a stream, up to the end of the stream."""
+  answer = b""
+  with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    connection.sendall(data)
+    while True:
+      while len(answer) < 9 or len(answer) < 9 + int.from_bytes(answer[:3], "big"):
+        received = connection.recv(65536)
+        if not received:
+          return b"closed"
+        answer += received
+      size = int.from_bytes(answer[:3], "big")
+      kind, flags, stream = struct.unpack(">BBI", answer[3:9])
+      payload, answer = answer[9 : 9 + size], answer[9 + size :]
+      if stream == wanted and (kind == 3 or flags & 1):
+        return payload
 
 
 class Server:
@@ -221,7 +267,7 @@ def message(data: bytes, length: int | None = None, compressed: int = 0) -> byte
 
 
 class GraphsTest(unittest.TestCase):
-  """What the server does to graphs, and where it runs them, changes no answer."""
+  """Answers do not depend on what the server does to graphs, nor on where it runs them."""
 
   @classmethod
   def setUpClass(cls):
@@ -317,21 +363,7 @@ class HostileClientTest(unittest.TestCase):
     return answer
 
   def _ask(self, data: bytes) -> bytes:
-    """Returns what the server answers to stream 1, up to the end of the stream."""
-    answer = b""
-    with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
-      connection.sendall(data)
-      while True:
-        while len(answer) < 9 or len(answer) < 9 + int.from_bytes(answer[:3], "big"):
-          received = connection.recv(65536)
-          if not received:
-            return b"closed"
-          answer += received
-        size = int.from_bytes(answer[:3], "big")
-        kind, flags, stream = struct.unpack(">BBI", answer[3:9])
-        payload, answer = answer[9 : 9 + size], answer[9 + size :]
-        if stream == 1 and (kind == 3 or flags & 1):
-          return payload
+    return ask(self.server.port, data)
 
   def test_a_call_by_hand_is_answered(self):
     data = PREFACE + headers() + frame(0, 1, 1, message(self.request))
@@ -398,6 +430,8 @@ class HostileClientTest(unittest.TestCase):
       ("watch of nothing", frame(0, 1, 1), b"13"),
       ("two watches in one", frame(0, 0, 1, message(b"") * 2), b"12"),
       ("watch of no message", frame(0, 1, 1, message(b"\x0a")), b"3"),
+      # It would be kept as long as the client likes.
+      ("watch of a long name", frame(0, 1, 1, message(field(1, b"a" * 2000))), b"8"),
     ):
       with self.subTest(name):
         self.assertIn(bytes([len(status)]) + status, self._ask(PREFACE + watch + data))
@@ -540,7 +574,7 @@ class HostileClientTest(unittest.TestCase):
 
 
 class MemoryTest(unittest.TestCase):
-  """What clients can make a server reserve is bounded, and leaves room for others."""
+  """Clients can make a server reserve so much memory and no more: others find room."""
 
   @classmethod
   def setUpClass(cls):
@@ -548,18 +582,31 @@ class MemoryTest(unittest.TestCase):
     cls.addClassCleanup(shutil.rmtree, cls.folder)
     saved_models.write_sum_model(f"{cls.folder}/m/1")
     saved_models.write_string_model(f"{cls.folder}/text/1")
+    v1 = tf.compat.v1
+
+    def sum_rows():
+      x = v1.placeholder(tf.float32, [None, None])
+      return {"x": x}, {"y": tf.reduce_sum(x, 1)}
+
+    def answer_much():
+      x = v1.placeholder(tf.float32, [])
+      return {"x": x}, {"y": tf.fill([200_000], x)}
+
+    saved_models.write_model(f"{cls.folder}/wide/1", sum_rows)
+    saved_models.write_model(f"{cls.folder}/much/1", answer_much)
     config = pathlib.Path(cls.folder, "models.config")
     config.write_text(
       "model_config_list {"
       + "".join(
         f'config {{ name: "{name}" base_path: "{cls.folder}/{name}" }}'
-        for name in ("m", "text", "nothing")
+        for name in ("m", "text", "wide", "much", "nothing")
       )
       + "}"
     )
     cls.server = Server(f"--model_config_file={config}")
     cls.addClassCleanup(cls.server.stop)
-    cls.server.wait_until_available("m").wait_until_available("text")
+    for name in ("m", "text", "wide", "much"):
+      cls.server.wait_until_available(name)
 
   def setUp(self):
     # Begins to note the most that is resident from now on.
@@ -593,6 +640,138 @@ class MemoryTest(unittest.TestCase):
       with self.subTest(count=count, size=size):
         self.assertEqual(self._repeat(count, b"x" * size).code(), Code.INVALID_ARGUMENT)
     self.assertLess(self._grown(), 64)
+
+  def _code_of(self, request: bytes) -> grpc.StatusCode:
+    return self.server.channel.unary_unary(_PREDICT).future(request, timeout=60).code()
+
+  def test_messages_that_take_more_than_they_say(self):
+    tensor = tf.make_tensor_proto(_X).SerializeToString()
+    spec = field(1, b"m")
+
+    def request(spec: bytes, tensor: bytes) -> bytes:
+      return field(1, spec) + field(2, field(1, b"x") + field(2, tensor))
+
+    self.assertEqual(self._code_of(request(spec, tensor)), Code.OK)
+    # Protobuf keeps fields that it does not know, here of two bytes each, and makes a message of
+    # each tensor inside of a variant.
+    unknown = b"\x0a\0" * (1 << 20)
+    group = b"\xa3\6" + unknown * 3 + b"\xa4\6"
+    for name, data in (
+      ("unknown fields", request(spec, tensor + unknown * 5)),
+      ("a group", request(spec, tensor + group)),
+      ("tensors in a variant", request(spec, tensor + field(15, b"\x1a\0" * (1 << 20)))),
+      ("unknown fields of shapes", request(spec, tensor + field(2, b"\x22\0" * 30_000) * 70)),
+      ("unknown fields of the model", request(spec + b"\x7a\0" * (2 << 20), tensor)),
+      ("a group of the model", request(spec + group, tensor)),
+    ):
+      with self.subTest(name):
+        self.assertEqual(self._code_of(data), Code.INVALID_ARGUMENT)
+    self.assertLess(self._grown(), 64)
+
+  def test_rows_of_a_shape_without_elements_count(self):
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "wide"
+    request.inputs["x"].dtype = tf.float32.as_datatype_enum
+    rows = request.inputs["x"].tensor_shape.dim.add(size=3)
+    request.inputs["x"].tensor_shape.dim.add(size=0)
+    response = self.server.prediction.Predict(request, timeout=60)
+    self.assertEqual(tf.make_ndarray(response.outputs["y"]).tolist(), [0, 0, 0])
+
+    for rows.size in (1 << 27, 1 << 40):
+      self.assertEqual(self._code_of(request.SerializeToString()), Code.INVALID_ARGUMENT)
+    self.assertLess(self._grown(), 64)
+
+  def test_long_headers_of_calls_that_do_not_begin_count(self):
+    connections = []
+    calls = b"".join(
+      headers(stream, **{":path": b"/" + b"a" * 15_000}) for stream in range(1, 1801, 2)
+    )
+    try:
+      for _ in range(60):
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
+        connections.append(connection)
+        connection.sendall(PREFACE + calls)
+      self.server.predict("m", timeout=60)
+      grown = self._grown()
+    finally:
+      for connection in connections:
+        connection.close()
+    self.assertLess(grown, 700)
+
+  def test_answers_to_many_streams_that_are_not_read(self):
+    describe = message(b"\x22\x24tensorflow.serving.ModelServerConfig")
+    closed = frame(4, 0, 0, struct.pack(">HI", 4, 0))
+    calls = b"".join(
+      headers(stream, **{":path": _REFLECTION.encode()}) + frame(0, 0, stream, describe * 30)
+      for stream in range(1, 400, 2)
+    )
+
+    ask(self.server.port, PREFACE + closed + calls, wanted=399)
+
+    self.assertLess(self._grown(), 64)
+
+  def test_bodies_that_are_refused_are_given_back(self):
+    address = ("127.0.0.1", self.server.rest_port)
+    piece = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
+    connections = []
+    try:
+      for _ in range(10):
+        connection = socket.create_connection(address, timeout=60)
+        connections.append(connection)
+        connection.sendall(
+          b"POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for _ in range(60):
+          connection.sendall(piece)
+        # Stays open: a client that is cut off would not read why.
+        connection.sendall(b"no size\r\n")
+        self.assertEqual(connection.recv(12), b"HTTP/1.1 400")
+      self.assertLess(self._grown(), 250)
+    finally:
+      for connection in connections:
+        connection.close()
+
+  def test_connections_keep_no_room_for_large_answers(self):
+    clients = [http.client.HTTPConnection("127.0.0.1", self.server.rest_port) for _ in range(60)]
+    try:
+      for client in clients:
+        client.request("POST", "/v1/models/much:predict", b'{"inputs": 1}')
+        self.assertGreater(len(client.getresponse().read()), 800_000)
+      self.assertLess(self._grown(), 64)
+    finally:
+      for client in clients:
+        client.close()
+
+  def test_requests_ahead_wait_until_answers_are_read(self):
+    count = 80
+    body = b'{"inputs": 1}'
+    one = b"POST /v1/models/much:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % len(body)
+    last = one + b"Connection: close\r\n\r\n" + body
+    url = f"http://127.0.0.1:{self.server.rest_port}/monitoring/prometheus/metrics"
+    answered = 'code="OK",method="Predict",model="much"} '
+
+    def count_answered() -> int:
+      with urllib.request.urlopen(url, timeout=60) as response:
+        text = response.read().decode()
+      return int((text + answered + "0").split(answered)[1].split()[0])
+
+    before = count_answered()
+    with socket.socket() as connection:
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+      connection.settimeout(60)
+      connection.connect(("127.0.0.1", self.server.rest_port))
+      connection.sendall((one + b"\r\n" + body) * (count - 1) + last)
+      # Until nothing more happens.
+      seen = 0
+      while seen != (seen := count_answered() - before) or seen == 0:
+        time.sleep(1)
+      grown = self._grown()
+      answer = bytearray()
+      while received := connection.recv(1 << 20):
+        answer += received
+    self.assertLess(seen, count // 2)
+    self.assertLess(grown, 100)
+    self.assertEqual(answer.count(b"HTTP/1.1 200 OK"), count)
 
   def test_requests_in_flight_share_what_there_is(self):
     asked = [self._repeat(7 << 20, b"") for _ in range(6)]
@@ -667,6 +846,87 @@ class MemoryTest(unittest.TestCase):
     os.mkdir(f"{self.folder}/nothing")
     wanted = f"no versions of model 'nothing' under base path {self.folder}/nothing"
     wait_until(lambda: wanted in log.read_text())
+
+
+class WaitingTest(unittest.TestCase):
+  """Requests that wait for a thread when nobody waits for their answers any more."""
+
+  def _start(self, write_model, *flags: str) -> Server:
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    write_model(f"{folder}/m")
+    server = Server("--model_name=m", f"--model_base_path={folder}/m", *flags)
+    self.addCleanup(server.kill)
+    return server.wait_until_available("m")
+
+  def test_requests_whose_time_is_up_are_not_run(self):
+    server = self._start(
+      lambda base: write_queue_model(f"{base}/1"),
+      "--rest_api_num_threads=1",
+      "--rest_api_timeout_in_ms=1000",
+    )
+    body = b'{"signature_name": "wait", "inputs": [1, 2]}'
+    # The first one holds the only thread, the others wait for it.
+    with futures.ThreadPoolExecutor(4) as pool:
+      asked = [pool.submit(server.post, "/v1/models/m:predict", body) for _ in range(4)]
+      self.assertEqual({call.result()[0] for call in asked}, {504})
+
+    server.prediction.Predict(saved_models.make_request("m", "fill", x=_X[0]), timeout=60)
+
+    # One of the others would hold the thread for ever.
+    wait_until(lambda: server.post("/v1/models/m:nothing", b"")[0] == 400)
+
+  @unittest.skipUnless(
+    shutil.which("cc") and platform.libc_ver() >= ("glibc", "2.33"), "stat cannot be replaced"
+  )
+  def test_a_file_system_that_takes_its_time_holds_up_no_request(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    hold, held = f"{folder}/hold", f"{folder}/held"
+    pathlib.Path(f"{folder}/stat.c").write_text(_SLOW_STAT)
+    command = ["cc", "-shared", "-fPIC", "-o", f"{folder}/stat.so", f"{folder}/stat.c", "-ldl"]
+    subprocess.run(command, check=True)
+    saved_models.write_sum_model(f"{folder}/m/1")
+    broken = pathlib.Path(folder, "broken/1/saved_model.pb")
+    broken.parent.mkdir(parents=True)
+    broken.write_text("torn")
+    config = pathlib.Path(folder, "config")
+    config.write_text(
+      "model_config_list {"
+      + "".join(f'config {{ name: "{n}" base_path: "{folder}/{n}" }}' for n in ("m", "broken"))
+      + "}"
+    )
+    preload = {"LD_PRELOAD": f"{folder}/stat.so", "HOLD": hold, "HELD": held}
+    server = Server(f"--model_config_file={config}", environment=preload)
+    self.addCleanup(server.kill)
+    server.wait_until_available("m")
+    log = pathlib.Path(server.log.name)
+    wait_until(lambda: "Loading {name: broken version: 1} failed" in log.read_text())
+
+    # The files of what failed are looked at again and again, for others to be there.
+    pathlib.Path(hold).touch()
+    wait_until(lambda: os.path.exists(held))
+
+    self.assertEqual(len(server.predict("m", timeout=30)), 2)
+
+  def test_calls_that_wait_do_not_keep_a_server_from_ending(self):
+    server = self._start(
+      lambda base: saved_models.write_scale_model(base, 1, 1.0), "--grpc_max_threads=1"
+    )
+
+    def count_to(loops: int) -> grpc.Future:
+      request = saved_models.make_request("m", "slow", loops=np.int64(loops))
+      return server.prediction.Predict.future(request)
+
+    count_to(1000).result()
+    start = time.monotonic()
+    count_to(20_000).result()
+    # Some three seconds each, two minutes together.
+    loops = int(20_000 * 3 / (time.monotonic() - start))
+    asked = [count_to(loops) for _ in range(40)]
+    asked[0].result()
+
+    server.process.send_signal(signal.SIGTERM)
+
+    self.assertEqual(server.process.wait(60), 0)
 
 
 class WatchTest(unittest.TestCase):

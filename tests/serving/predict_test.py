@@ -125,6 +125,8 @@ class PredictTest(unittest.TestCase):
       (b"k,x\n9223372036854775808,1 1\n", "int64", "k"),
       (b"k,x\n1.5,1 1\n", "1.5"),
       (b"k,x\n,1 1\n", "k"),
+      (b"k,x\n1,1 1\n\xff,1 1\n", "line 3", "bad.csv"),
+      (b"k,x\n" + b"1" * 200_000 + b",1 1\n", "line 2", "bad.csv"),
     ):
       path = self._write("bad.csv", content)
       status, _, told = self._run(*model, f"--input={path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pathlib
 import shutil
@@ -135,6 +136,56 @@ class TlsTest(unittest.TestCase):
             pass
         except OSError:
           pass  # closed on us, which is an answer too
+    self.assertEqual(self._ask(self.open).tolist(), [2.0])
+
+  def test_requests_for_new_keys_whose_answers_are_not_read(self):
+    try:
+      library = ctypes.CDLL("libssl.so.3")
+    except OSError:
+      self.skipTest("Python's own module asks for no new keys, and OpenSSL 3 is not there")
+    pointer = ctypes.c_void_p
+    for name, result, *arguments in (
+      ("TLS_client_method", pointer),
+      ("SSL_CTX_new", pointer, pointer),
+      ("SSL_CTX_free", None, pointer),
+      ("SSL_new", pointer, pointer),
+      ("SSL_free", None, pointer),
+      ("SSL_set_alpn_protos", ctypes.c_int, pointer, ctypes.c_char_p, ctypes.c_uint),
+      ("SSL_set_fd", ctypes.c_int, pointer, ctypes.c_int),
+      ("SSL_connect", ctypes.c_int, pointer),
+      ("SSL_write", ctypes.c_int, pointer, ctypes.c_char_p, ctypes.c_int),
+      ("SSL_key_update", ctypes.c_int, pointer, ctypes.c_int),
+      ("SSL_do_handshake", ctypes.c_int, pointer),
+    ):
+      getattr(library, name).restype = result
+      getattr(library, name).argtypes = arguments
+    context = library.SSL_CTX_new(library.TLS_client_method())
+    self.addCleanup(library.SSL_CTX_free, context)
+    secure = library.SSL_new(context)
+    self.addCleanup(library.SSL_free, secure)
+    with socket.socket() as connection:
+      # So little room that the answers stay where they are made.
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+      connection.connect(("127.0.0.1", self.open.port))
+      library.SSL_set_fd(secure, connection.fileno())
+      library.SSL_set_alpn_protos(secure, b"\x02h2", 3)
+      self.assertEqual(library.SSL_connect(secure), 1)
+      preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+      self.assertEqual(library.SSL_write(secure, preface, len(preface)), len(preface))
+      # Each is SSL_KEY_UPDATE_REQUESTED, which takes 27 bytes, as its answer does.
+      count = 300_000
+      for _ in range(count):
+        if library.SSL_key_update(secure, 1) != 1 or library.SSL_do_handshake(secure) != 1:
+          break
+      received = 0
+      connection.settimeout(5)
+      try:
+        while answers := connection.recv(1 << 20):
+          received += len(answers)
+      except OSError:
+        pass
+    # Not more than the system's buffer has beside the server's.
+    self.assertLess(received, 27 * count * 3 // 4)
     self.assertEqual(self._ask(self.open).tolist(), [2.0])
 
   def test_files_that_cannot_be_used_are_named(self):

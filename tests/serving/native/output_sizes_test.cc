@@ -1,9 +1,11 @@
-// What the server learns of outputs, and what a lease gives back.
+// Tests what the server learns of outputs, and what a lease gives back.
 #include "monolith/serving/native/model/output_sizes.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "monolith/serving/native/base/memory_budget.h"
@@ -51,6 +53,26 @@ TEST(MemoryLeaseTest, GivesBackWhatItHas) {
   EXPECT_EQ(one.bytes(), 10);
   one.Release();
   EXPECT_EQ(budget->used_bytes(), 0);
+}
+
+TEST(MemoryLeaseTest, OneThatIsRefusedKeepsNoOtherOut) {
+  const auto budget = std::make_shared<MemoryBudget>(1000, 10);
+  MemoryLease held(budget);
+  EXPECT_TRUE(held.Resize(800));
+  std::atomic<bool> done{false};
+  std::thread refused([&] {
+    MemoryLease large(budget);
+    while (!done) EXPECT_FALSE(large.Resize(500));
+  });
+  MemoryLease small(budget);
+  int taken = 0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    taken += small.Resize(10);
+    small.Resize(0);
+  }
+  done = true;
+  refused.join();
+  EXPECT_EQ(taken, 1'000'000);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What gRPC writes into headers.
+// Tests what gRPC writes into headers.
 #include "monolith/serving/native/http2/rpc.h"
 
 #include <gtest/gtest.h>

@@ -3,6 +3,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "google/protobuf/descriptor.pb.h"
@@ -17,23 +18,11 @@ namespace pb = google::protobuf;
 using reflection::ServerReflectionRequest;
 using reflection::ServerReflectionResponse;
 
-// The file comes first, and every file once.
-void AddWithImports(const pb::FileDescriptor* file, std::set<const pb::FileDescriptor*>* seen,
-                    reflection::FileDescriptorResponse* response) {
-  if (!seen->insert(file).second) return;
-  pb::FileDescriptorProto described;
-  file->CopyTo(&described);
-  response->add_file_descriptor_proto(described.SerializeAsString());
-  for (int i = 0; i < file->dependency_count(); ++i) {
-    AddWithImports(file->dependency(i), seen, response);
-  }
-}
-
 class Reflection {
  public:
   Reflection() : descriptors_(MakeServiceDescriptors()) {}
 
-  RpcReply Answer(const std::string& message) const {
+  RpcReply Answer(const std::string& message) {
     RpcReply reply;
     ServerReflectionRequest request;
     if (!request.ParseFromString(message)) {
@@ -53,7 +42,7 @@ class Reflection {
   }
 
  private:
-  Status Fill(const ServerReflectionRequest& request, ServerReflectionResponse* response) const {
+  Status Fill(const ServerReflectionRequest& request, ServerReflectionResponse* response) {
     const pb::DescriptorPool& pool = *descriptors_.pool;
     switch (request.message_request_case()) {
       case ServerReflectionRequest::kListServices:
@@ -100,21 +89,44 @@ class Reflection {
     return Status(Code::kNotFound, "the server has no " + what.substr(0, 200));
   }
 
-  static Status AddFile(const pb::FileDescriptor* file, const std::string& what,
-                        ServerReflectionResponse* response) {
+  Status AddFile(const pb::FileDescriptor* file, const std::string& what,
+                 ServerReflectionResponse* response) {
     if (file == nullptr) return NotFound(what);
     std::set<const pb::FileDescriptor*> seen;
     AddWithImports(file, &seen, response->mutable_file_descriptor_response());
     return Status();
   }
 
+  // The file comes first, and every file once.
+  void AddWithImports(const pb::FileDescriptor* file, std::set<const pb::FileDescriptor*>* seen,
+                      reflection::FileDescriptorResponse* response) {
+    if (!seen->insert(file).second) return;
+    response->add_file_descriptor_proto(Describe(file));
+    for (int i = 0; i < file->dependency_count(); ++i) {
+      AddWithImports(file->dependency(i), seen, response);
+    }
+  }
+
+  const std::string& Describe(const pb::FileDescriptor* file) {
+    std::string& text = described_[file];
+    if (text.empty()) {
+      pb::FileDescriptorProto described;
+      file->CopyTo(&described);
+      text = described.SerializeAsString();
+    }
+    return text;
+  }
+
   const ServiceDescriptors descriptors_;
+  // Serialized. To describe a file takes long, and all sockets wait meanwhile: each is described
+  // once. All answers are made in the thread of the sockets.
+  std::unordered_map<const pb::FileDescriptor*, std::string> described_;
 };
 
 }  // namespace
 
 RpcStreamMethods MakeReflectionMethods() {
-  const auto reflection = std::make_shared<const Reflection>();
+  const auto reflection = std::make_shared<Reflection>();
   RpcStreamMethod method;
   method.answer = [reflection](const std::string& message) { return reflection->Answer(message); };
   return {{"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", method},

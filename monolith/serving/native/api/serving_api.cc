@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "monolith/serving/native/model/examples.h"
@@ -27,26 +29,51 @@ constexpr int kMaxFields = 100'000;
 // Only what runs a model has longer messages.
 constexpr size_t kMaxOtherMessageBytes = 4 << 20;
 
-// Counts the fields of a message before memory is taken for them.
-Status CheckFields(const std::string& message) {
+// Counts fields, with those of the messages inside; tensors and examples are bytes here. Ends at
+// what is no message, as protobuf does.
+void CountFields(std::string_view message, const tensorflow::protobuf::Descriptor* type,
+                 int* count) {
+  using tensorflow::protobuf::FieldDescriptor;
   using tensorflow::protobuf::internal::WireFormatLite;
   tensorflow::protobuf::io::CodedInputStream stream(
       reinterpret_cast<const uint8_t*>(message.data()), static_cast<int>(message.size()));
-  int count = 0;
   while (const uint32_t tag = stream.ReadTag()) {
-    if (++count > kMaxFields) {
-      return Status(Code::kInvalidArgument,
-                    "the message has more than " + std::to_string(kMaxFields) + " fields");
+    if (++*count > kMaxFields) return;
+    const auto wire_type = WireFormatLite::GetTagWireType(tag);
+    if (wire_type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+      const int begin = stream.CurrentPosition();
+      if (!WireFormatLite::SkipField(&stream, tag)) return;
+      // No message has a group, but protobuf keeps it with its fields of two bytes each.
+      if (wire_type == WireFormatLite::WIRETYPE_START_GROUP) {
+        *count += (stream.CurrentPosition() - begin) / 2;
+      }
+      continue;
     }
-    if (!WireFormatLite::SkipField(&stream, tag)) break;
+    uint32_t size = 0;
+    if (!stream.ReadVarint32(&size)) return;
+    const auto begin = static_cast<size_t>(stream.CurrentPosition());
+    if (size > message.size() - begin || !stream.Skip(static_cast<int>(size))) return;
+    const FieldDescriptor* const field =
+        type->FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+    if (field != nullptr && field->type() == FieldDescriptor::TYPE_MESSAGE && !field->is_map()) {
+      CountFields(message.substr(begin, size), field->message_type(), count);
+    }
   }
-  return Status();
+}
+
+// Counts the fields of a message before memory is taken for them.
+Status CheckFields(const std::string& message, const tensorflow::protobuf::Descriptor* type) {
+  int count = 0;
+  CountFields(message, type, &count);
+  if (count <= kMaxFields) return Status();
+  return Status(Code::kInvalidArgument,
+                "the message has more than " + std::to_string(kMaxFields) + " fields");
 }
 
 template <typename Request, typename Response, typename Method>
 RpcReply Call(const std::string& message, const char* request_name, Method method) {
   RpcReply reply;
-  reply.status = CheckFields(message);
+  reply.status = CheckFields(message, Request::descriptor());
   if (!reply.status.ok()) return reply;
   Request request;
   if (!request.ParseFromString(message)) {
@@ -168,6 +195,11 @@ Status ServingApi::MultiInference(const api::MultiInferenceRequest& request, Mem
     status = runner.FindSignature(task.model_spec().signature_name(), task.method_name(),
                                   &signatures.emplace_back(nullptr));
     if (!status.ok()) return status;
+    // As TensorFlow Serving has it: the tasks of a request are no more than the model's signatures.
+    if (std::count(signatures.begin(), signatures.end(), signatures.back()) > 1) {
+      return Status(Code::kInvalidArgument,
+                    "two tasks are of the signature '" + signatures.back()->name() + "'");
+    }
   }
   status = SetExamples(request.input(), &runner);
   if (!status.ok()) return status;

@@ -9,10 +9,14 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace monolith {
 namespace serving {
+
+// Gives back the memory of a text, which keeps it when an empty one is assigned.
+inline void FreeText(std::string* text) { std::string().swap(*text); }
 
 // Counts bytes that are promised to requests. The last eighth is kept for small ones, so that a few
 // clients with large requests do not lock the others out. Thread-safe.
@@ -28,11 +32,13 @@ class MemoryBudget {
   // A request that had `old_bytes` wants `new_bytes`. Giving back always succeeds.
   bool Change(int64_t old_bytes, int64_t new_bytes) {
     const int64_t more = new_bytes - old_bytes;
-    const int64_t used = used_bytes_.fetch_add(more, std::memory_order_relaxed) + more;
     const int64_t limit = new_bytes > small_bytes_ ? limit_bytes_ - limit_bytes_ / 8 : limit_bytes_;
-    if (more <= 0 || used <= limit) return true;
-    used_bytes_.fetch_sub(more, std::memory_order_relaxed);
-    return false;
+    int64_t used = used_bytes_.load(std::memory_order_relaxed);
+    // A request that is refused takes nothing, not even for a moment: others would be refused too.
+    do {
+      if (more > 0 && more > limit - used) return false;
+    } while (!used_bytes_.compare_exchange_weak(used, used + more, std::memory_order_relaxed));
+    return true;
   }
 
   int64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }

@@ -13,6 +13,8 @@ namespace serving {
 namespace {
 
 constexpr std::string_view kGrpc = "application/grpc";
+// A header up to this long is part of what a call takes anyway.
+constexpr int64_t kFreeHeaderBytes = 1 << 10;
 
 }  // namespace
 
@@ -108,7 +110,11 @@ Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor soc
   nghttp2_session_set_local_window_size(session_, NGHTTP2_FLAG_NONE, 0, kConnectionWindow);
 }
 
-Http2ServerConnection::~Http2ServerConnection() { nghttp2_session_del(session_); }
+Http2ServerConnection::~Http2ServerConnection() {
+  // Where the server ends before the connection does: calls that wait are not run any more.
+  OnClosed();
+  nghttp2_session_del(session_);
+}
 
 Connection::Next Http2ServerConnection::Consume(const char* data, size_t size) {
   if (session_ == nullptr) return Next::kCloseNow;
@@ -138,7 +144,7 @@ Connection::Next Http2ServerConnection::Produce(std::string* output, size_t room
 
 void Http2ServerConnection::OnClosed() {
   for (auto& [id, stream] : streams_) {
-    ReleaseBody(&stream);
+    ReleaseRequest(&stream);
     if (stream.cancelled != nullptr) stream.cancelled->store(true);
     if (stream.deadline.has_value()) loop()->Cancel(*stream.deadline);
   }
@@ -154,8 +160,9 @@ void Http2ServerConnection::OnTick(Clock::time_point now) {
   for (const auto& [id, stream] : streams_) {
     // In the middle of a header the connection can bring nothing else.
     if (!stream.has_header && now - stream.start > limits_.header_timeout) return Close();
-    const bool unread = stream.answered &&
-                        now - std::max(stream.last_data, last_write()) > 2 * limits_.stall_timeout;
+    // Where the connection has more to write, it is the one that may be slow.
+    const bool unread = (stream.answered || stream.sent < stream.reply.size()) && !output_waits() &&
+                        now - stream.last_sent > 2 * limits_.stall_timeout;
     const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
     const bool late = !stream.complete && stream.stream_method == nullptr &&
                       now - stream.start > limits_.request_timeout;
@@ -187,7 +194,8 @@ Http2ServerConnection::Stream* Http2ServerConnection::Find(int32_t id) {
 
 void Http2ServerConnection::OnHeader(int32_t id, std::string_view name, std::string_view value) {
   Stream* stream = Find(id);
-  if (stream == nullptr || stream->answered) return;
+  // Trailers say nothing.
+  if (stream == nullptr || stream->answered || stream->has_header) return;
   // As HTTP/2 counts it for SETTINGS_MAX_HEADER_LIST_SIZE.
   stream->header_bytes += static_cast<int64_t>(name.size() + value.size() + 32);
   if (stream->header_bytes > limits_.max_header_bytes) return;
@@ -210,7 +218,7 @@ void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_
     stream->body.reserve(std::max(needed, std::min(whole, 2 * needed)));
   }
   stream->body.append(reinterpret_cast<const char*>(data), size);
-  if (!CountBody(stream)) {
+  if (!Count(stream)) {
     return Refuse(id, Code::kResourceExhausted, "too many requests are being received");
   }
   if (stream->stream_method != nullptr) return DispatchMessages(id, stream);
@@ -248,6 +256,9 @@ void Http2ServerConnection::OnRequestHeaders(int32_t id) {
   if (stream != nullptr) stream->has_header = true;
   // Headers after the body begin nothing.
   if (stream == nullptr || stream->answered || stream->stream_method != nullptr) return;
+  if (stream->header_bytes > kFreeHeaderBytes && !Count(stream)) {
+    return Refuse(id, Code::kResourceExhausted, "too many requests are being received");
+  }
   const auto found = stream_methods_->find(stream->path);
   // A request that is no gRPC call at all is refused at its end, as a unary one.
   if (found == stream_methods_->end() || stream->method != "POST" ||
@@ -257,18 +268,21 @@ void Http2ServerConnection::OnRequestHeaders(int32_t id) {
   }
   stream->stream_method = &found->second;
   Clock::time_point deadline;
-  SetDeadline(id, stream, &deadline);
+  if (!SetDeadline(id, stream, &deadline)) return;
+  ReleaseHeader(stream);
+  Count(stream);
 }
 
 void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
+  const int64_t most =
+      stream->stream_method->is_watch ? limits_.max_watch_bytes : limits_.max_stream_message_bytes;
   size_t start = 0;
   while (static_cast<int64_t>(stream->body.size() - start) >= kGrpcPrefixBytes) {
     const int64_t size = GrpcMessageBytes(stream->body.substr(start, kGrpcPrefixBytes));
-    if (size > limits_.max_stream_message_bytes) {
+    if (size > most) {
       return Refuse(id, Code::kResourceExhausted,
                     "the message has " + std::to_string(size) +
-                        " bytes, the server takes at most " +
-                        std::to_string(limits_.max_stream_message_bytes));
+                        " bytes, the server takes at most " + std::to_string(most));
     }
     if (stream->body[start] != 0) {
       return Refuse(id, Code::kUnimplemented, "messages of streams must not be compressed");
@@ -290,15 +304,23 @@ void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
   }
   if (start == 0) return;
   stream->body.erase(0, start);
-  CountBody(stream);
+  if (stream->body.empty()) FreeText(&stream->body);
+  Count(stream);
   Respond(id, stream);
 }
 
 bool Http2ServerConnection::Send(int32_t id, Stream* stream, const std::string& message) {
+  const int64_t more = kGrpcPrefixBytes + static_cast<int64_t>(message.size());
+  if (unread_bytes_ + more > limits_.max_unread_bytes) {
+    Refuse(id, Code::kResourceExhausted, "the answers are not read");
+    return false;
+  }
+  if (stream->sent == stream->reply.size()) stream->last_sent = Clock::now();
   stream->reply.erase(0, std::exchange(stream->sent, 0));
   stream->reply += GrpcPrefix(static_cast<int64_t>(message.size())) + message;
-  if (static_cast<int64_t>(stream->reply.size()) <= limits_.max_unread_bytes) return true;
-  Refuse(id, Code::kResourceExhausted, "the answers are not read");
+  unread_bytes_ += more;
+  if (Count(stream)) return true;
+  Refuse(id, Code::kResourceExhausted, "the answers of all streams take too much memory");
   return false;
 }
 
@@ -393,9 +415,9 @@ void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
 void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
   Stream* stream = Find(id);
   if (stream == nullptr || stream->answered) return;
-  ReleaseBody(stream);
+  ReleaseRequest(stream);
   stream->answered = true;
-  stream->last_data = Clock::now();
+  stream->last_data = stream->last_sent = Clock::now();
   if (stream->cancelled != nullptr) stream->cancelled->store(true);
   if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
   stream->deadline.reset();
@@ -422,19 +444,37 @@ void Http2ServerConnection::Refuse(int32_t id, Code code, const std::string& mes
 }
 
 void Http2ServerConnection::RefuseHttp(int32_t id, Stream* stream, const char* http_status) {
-  ReleaseBody(stream);
+  ReleaseRequest(stream);
   stream->answered = true;
+  stream->last_sent = Clock::now();
   const nghttp2_nv headers[] = {MakeHeader(":status", http_status)};
   nghttp2_submit_response(session_, id, headers, 1, nullptr);
 }
 
-void Http2ServerConnection::ReleaseBody(Stream* stream) {
-  stream->body = std::string();
-  stream->lease.Release();
+void Http2ServerConnection::ReleaseHeader(Stream* stream) {
+  for (std::string* text :
+       {&stream->path, &stream->content_type, &stream->encoding, &stream->timeout}) {
+    FreeText(text);
+  }
+  stream->header_bytes = 0;
 }
 
-bool Http2ServerConnection::CountBody(Stream* stream) {
-  return stream->lease.Resize(static_cast<int64_t>(stream->body.capacity()));
+void Http2ServerConnection::ReleaseRequest(Stream* stream) {
+  ReleaseHeader(stream);
+  FreeText(&stream->body);
+  if (stream->stream_method != nullptr) {
+    Count(stream);
+  } else {
+    stream->lease.Release();
+  }
+}
+
+bool Http2ServerConnection::Count(Stream* stream) {
+  auto bytes = static_cast<int64_t>(stream->body.capacity());
+  if (stream->header_bytes > kFreeHeaderBytes) bytes += stream->header_bytes;
+  // That of a unary call has a lease of its own.
+  if (stream->stream_method != nullptr) bytes += static_cast<int64_t>(stream->reply.capacity());
+  return stream->lease.Resize(bytes);
 }
 
 ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t size,
@@ -444,7 +484,14 @@ ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t siz
   const size_t count = std::min(size, stream->reply.size() - stream->sent);
   memcpy(buffer, stream->reply.data() + stream->sent, count);
   stream->sent += count;
+  if (count > 0) stream->last_sent = Clock::now();
+  if (stream->stream_method != nullptr) unread_bytes_ -= static_cast<int64_t>(count);
   if (stream->sent < stream->reply.size()) return static_cast<ssize_t>(count);
+  if (stream->stream_method != nullptr) {
+    FreeText(&stream->reply);
+    stream->sent = 0;
+    Count(stream);
+  }
   if (!stream->answered) {
     // More may come.
     return count == 0 ? static_cast<ssize_t>(NGHTTP2_ERR_DEFERRED) : static_cast<ssize_t>(count);
@@ -461,7 +508,9 @@ ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t siz
 void Http2ServerConnection::OnStreamClose(int32_t id, uint32_t error_code) {
   Stream* stream = Find(id);
   if (stream == nullptr) return;
-  ReleaseBody(stream);
+  if (stream->stream_method != nullptr) {
+    unread_bytes_ -= static_cast<int64_t>(stream->reply.size() - stream->sent);
+  }
   if (stream->cancelled != nullptr) stream->cancelled->store(true);
   if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
   if (error_code != NGHTTP2_NO_ERROR && ++resets_in_second_ > limits_.max_resets_per_second) {

@@ -22,8 +22,10 @@ struct RpcLimits {
   int64_t max_message_bytes = 64 << 20;
   int64_t max_header_bytes = 16 << 10;
   int64_t max_streams = 1000;
-  // Limits one message of a stream, and the answers to a stream that its client has not read.
+  // Limits one message of a stream, what a watch names, and the answers to all streams of a client
+  // that it has not read.
   int64_t max_stream_message_bytes = 64 << 10;
+  int64_t max_watch_bytes = 1 << 10;
   int64_t max_unread_bytes = 4 << 20;
   // A client that resets more calls in a second is disconnected.
   int64_t max_resets_per_second = 1000;
@@ -64,10 +66,12 @@ class Http2ServerConnection : public Connection {
     std::string timeout;
     int64_t header_bytes = 0;
     std::string body;
-    // Counts the body.
+    // Counts a long header, the body, and what a stream has yet to send.
     MemoryLease lease;
     Clock::time_point start;
     Clock::time_point last_data;
+    // When a part of the answer was sent, or began to wait.
+    Clock::time_point last_sent;
     // Null for a unary call.
     const RpcStreamMethod* stream_method = nullptr;
     // The request of a watch, once it is known, and the last answer.
@@ -109,8 +113,9 @@ class Http2ServerConnection : public Connection {
   void Refuse(int32_t id, Code code, const std::string& message);
   void RefuseHttp(int32_t id, Stream* stream, const char* http_status);
   // Returns false if memory is short.
-  static bool CountBody(Stream* stream);
-  static void ReleaseBody(Stream* stream);
+  static bool Count(Stream* stream);
+  static void ReleaseHeader(Stream* stream);
+  static void ReleaseRequest(Stream* stream);
   Stream* Find(int32_t id);
 
   const RpcLimits limits_;
@@ -119,6 +124,8 @@ class Http2ServerConnection : public Connection {
   const std::shared_ptr<MemoryBudget> budget_;
   nghttp2_session* session_ = nullptr;
   std::unordered_map<int32_t, Stream> streams_;
+  // Bytes that streams, all but unary calls, have yet to send.
+  int64_t unread_bytes_ = 0;
   bool settings_came_ = false;
   const Clock::time_point opened_ = Clock::now();
   int64_t resets_in_second_ = 0;

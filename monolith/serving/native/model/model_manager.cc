@@ -1,3 +1,4 @@
+// Longer than 600 lines: one class, whose thread and requests share the states that a lock guards.
 #include "monolith/serving/native/model/model_manager.h"
 
 #include <algorithm>
@@ -259,6 +260,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
                                   bool look) {
   Status folder;
   std::map<int64_t, std::string> wanted;
+  std::map<int64_t, std::string> fingerprints;
   if (look) {
     std::map<int64_t, std::string> paths;
     folder = ListVersions(config.base_path(), &paths);
@@ -268,6 +270,10 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
     }
     for (const int64_t number : WantedVersions(config.model_version_policy(), paths)) {
       wanted[number] = paths[number];
+    }
+    // Not under the lock, for which requests wait: a file system may take its time.
+    for (const int64_t number : FailedVersions(name)) {
+      if (wanted.count(number) > 0) fingerprints[number] = Fingerprint(wanted[number]);
     }
   }
   std::vector<int64_t> to_load;
@@ -285,7 +291,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
     }
     for (const auto& [number, path] : wanted) {
       Version& version = model.versions[number];
-      if (look && !version.status.ok() && version.fingerprint != Fingerprint(path)) {
+      if (look && !version.status.ok() && version.fingerprint != fingerprints[number]) {
         version.tries = 0;
         version.retry_at = Clock::time_point::min();
       }
@@ -322,6 +328,17 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
     }
   }
   SetLabels(&found->second);
+}
+
+std::vector<int64_t> ModelManager::FailedVersions(const std::string& name) const {
+  std::vector<int64_t> failed;
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto found = models_.find(name);
+  if (found == models_.end()) return failed;
+  for (const auto& [number, version] : found->second.versions) {
+    if (!version.status.ok()) failed.push_back(number);
+  }
+  return failed;
 }
 
 Clock::time_point ModelManager::LoadTime(const Version& version, const std::string& path) const {

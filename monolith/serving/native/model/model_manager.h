@@ -116,6 +116,8 @@ class ModelManager {
                    const std::string& path);
   // Is called by the follower of a version, from its threads.
   void NoteProgress(const std::string& name, int64_t number, const Servable* servable);
+  // Returns the versions that could not be loaded when that was last tried.
+  std::vector<int64_t> FailedVersions(const std::string& name) const;
   // Gives when a wanted version is to be loaded, the clock's maximum for never.
   Clock::time_point LoadTime(const Version& version, const std::string& path) const;
   // The earliest of all.

@@ -22,9 +22,12 @@ using tensorflow::protobuf::io::CodedInputStream;
 
 // The memory of a protobuf string of a repeated field, beside its bytes.
 constexpr int64_t kRepeatedStringBytes = 48;
-// The most that a message inside of a tensor takes; none of them can be sent.
+// The memory of a field of bytes that protobuf does not know, and keeps, beside its bytes.
+constexpr int64_t kUnknownFieldBytes = 64;
+// The most that a message inside of a tensor takes, for each of its bytes: it may hold further
+// messages of two bytes. None of them can be sent.
 constexpr int64_t kMessageBytes = 400;
-constexpr uint32_t kMaxShapeBytes = 64 << 10;
+constexpr int64_t kMaxShapeBytes = 64 << 10;
 constexpr int64_t kInlineStringBytes = 22;
 constexpr int64_t kHuge = int64_t{1} << 60;
 // A number as text, with what a growing string has beyond its end.
@@ -38,6 +41,8 @@ Status Refuse(const std::string& alias, const std::string& what) {
 struct Claim {
   int type = 0;
   tensorflow::TensorShapeProto shape;
+  // The sum over all shapes, which are merged.
+  int64_t shape_bytes = 0;
   // Elements that are given, if they are strings, what they take, and the last one.
   int64_t num_strings = 0;
   int64_t string_bytes = 0;
@@ -73,14 +78,21 @@ bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
     return true;
   }
   if (type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
-    claim->message_bytes += kRepeatedStringBytes;
-    return WireFormatLite::SkipField(stream, tag);
+    const int begin = stream->CurrentPosition();
+    if (!WireFormatLite::SkipField(stream, tag)) return false;
+    // A group may hold further fields of two bytes.
+    const bool is_group = type == WireFormatLite::WIRETYPE_START_GROUP;
+    claim->message_bytes +=
+        kRepeatedStringBytes * (is_group ? stream->CurrentPosition() - begin : 1);
+    return true;
   }
   if (!stream->ReadVarint32(&size)) return false;
   if (field == tensorflow::TensorProto::kTensorShapeFieldNumber) {
     std::string text;
     // Several are merged, as protobuf does it.
-    return size <= kMaxShapeBytes && stream->ReadString(&text, static_cast<int>(size)) &&
+    claim->shape_bytes += size;
+    return claim->shape_bytes <= kMaxShapeBytes &&
+           stream->ReadString(&text, static_cast<int>(size)) &&
            claim->shape.MergeFromString(text) && claim->shape.dim_size() <= 254;
   }
   if (field == tensorflow::TensorProto::kStringValFieldNumber) {
@@ -90,7 +102,9 @@ bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
     claim->message_bytes += kRepeatedStringBytes;
   } else if (field == tensorflow::TensorProto::kResourceHandleValFieldNumber ||
              field == tensorflow::TensorProto::kVariantValFieldNumber) {
-    claim->message_bytes += kMessageBytes;
+    claim->message_bytes += kMessageBytes * (1 + static_cast<int64_t>(size));
+  } else {
+    claim->message_bytes += kUnknownFieldBytes;
   }
   claim->message_bytes += size * Spread(field);
   return stream->Skip(static_cast<int>(size));
@@ -103,6 +117,17 @@ bool ReadClaim(const std::string& serialized, Claim* claim) {
     if (!ReadField(&stream, tag, claim)) return false;
   }
   return stream.ConsumedEntireMessage();
+}
+
+// Returns how many elements a shape has, if a size of 0 is one of 1: a model may give a row for
+// each row of a shape without elements.
+int64_t CountElements(const tensorflow::TensorShape& shape) {
+  int64_t count = 1;
+  for (int i = 0; i < shape.dims(); ++i) {
+    const int64_t size = std::max<int64_t>(1, shape.dim_size(i));
+    count = size > kHuge / count ? kHuge : count * size;
+  }
+  return count;
 }
 
 // Gives what the tensor takes. Refuses one that is no tensor, or takes more than `max_bytes`.
@@ -122,7 +147,7 @@ Status MeasureTensor(const std::string& alias, const std::string& serialized, in
       !tensorflow::TensorShape::BuildTensorShape(claim.shape, &shape).ok()) {
     return Refuse(alias, "has no valid shape");
   }
-  const int64_t count = shape.num_elements();
+  const int64_t count = CountElements(shape);
   // The last value stands for those that are left out.
   const int64_t each = element > 0             ? element
                        : claim.num_strings > 0 ? claim.last_string_bytes

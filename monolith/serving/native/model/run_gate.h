@@ -19,6 +19,12 @@ class RunGate {
     ++running_;
   }
 
+  // Whether a run would have to wait for a change of the model, which waits for other runs itself.
+  bool is_closed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return writers_ > 0;
+  }
+
   void unlock_shared() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (--running_ == 0 && writers_ > 0) changed_.notify_all();

@@ -182,7 +182,7 @@ class Servable::Impl {
   }
 
   bool RunsAreShort(const std::string& key) const {
-    if (may_wait_) return false;
+    if (may_wait_ || (gate_ != nullptr && gate_->is_closed())) return false;
     std::shared_lock<std::shared_mutex> lock(mutex_);
     const auto found = callables_.find(key);
     return found != callables_.end() && found->second.pace->is_short();

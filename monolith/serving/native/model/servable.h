@@ -82,7 +82,8 @@ class Servable {
              const std::vector<std::string>& output_filter, Tensors* outputs);
 
   // Whether a run may be made where others wait: those before it took a millisecond or two at most,
-  // and nothing in the graph loops, or waits for another request or server. Thread-safe.
+  // nothing in the graph loops, or waits for another request or server, and the model is not about
+  // to be changed. Thread-safe.
   bool RunsAreShort(const Signature& signature,
                     const std::vector<std::string>& output_filter) const;
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/serving/native/base/memory_budget.h"
+
 namespace monolith {
 namespace serving {
 namespace {
@@ -15,6 +17,9 @@ constexpr size_t kReadBytes = 256 << 10;
 // So that one busy peer does not keep the others waiting.
 constexpr int kMaxReadsPerEvent = 8;
 constexpr size_t kOutputBytes = 256 << 10;
+// A connection keeps so much memory for what it sends, and less when it has nothing to send.
+constexpr size_t kKeptBytes = 1 << 20;
+constexpr size_t kIdleBytes = 16 << 10;
 
 }  // namespace
 
@@ -89,10 +94,12 @@ void Connection::Flush() {
     if (written_ == output_.size()) {
       output_.clear();
       written_ = 0;
+      if (output_.capacity() > kKeptBytes) FreeText(&output_);
       Fill();
       if (closed_) return;
       if (output_.empty()) {
         if (close_when_written_) return Close();
+        if (output_.capacity() > kIdleBytes) FreeText(&output_);
         break;
       }
     }

@@ -69,6 +69,8 @@ constexpr char kLibrary[] = "libssl.so.3";
 constexpr char kLibrary[] = "libssl.so.1.1";
 #endif
 constexpr size_t kChunkBytes = 16 << 10;
+// Limits what a handshake, or a change of keys, says at once: certificates are the most of it.
+constexpr size_t kMaxReplyBytes = 256 << 10;
 // As ALPN writes it: a length and a name.
 constexpr unsigned char kHttp2[] = {2, 'h', '2'};
 
@@ -157,6 +159,8 @@ class OpenSslCipher : public StreamCipher {
     library_.ERR_clear_error();
     failed_ = library_.BIO_write(input_, data, static_cast<int>(size)) != static_cast<int>(size) ||
               !ReadAll(plain);
+    // A client may ask for new keys as often as it likes, and not read that it has them.
+    failed_ = failed_ || library_.BIO_ctrl_pending(output_) > kMaxReplyBytes;
     return !failed_;
   }
 

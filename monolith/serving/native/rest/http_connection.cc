@@ -61,9 +61,9 @@ HttpConnection::HttpConnection(EventLoop* loop, FileDescriptor socket, const Htt
       body_lease_(budget_),
       ahead_lease_(budget_) {}
 
-bool HttpConnection::TakesInput() const {
-  return !busy_ || ahead_.size() - ahead_start_ < kMaxAhead;
-}
+HttpConnection::~HttpConnection() { Cancel(); }
+
+bool HttpConnection::TakesInput() const { return num_ahead() < kMaxAhead; }
 
 Connection::Next HttpConnection::Consume(const char* data, size_t size) {
   if (discards_) {
@@ -73,7 +73,7 @@ Connection::Next HttpConnection::Consume(const char* data, size_t size) {
   last_read_ = Clock::now();
   if (!parser_.in_request()) request_start_ = last_read_;
   std::string_view input(data, size);
-  if (!busy_) input.remove_prefix(Parse(input));
+  if (!busy_ && num_ahead() == 0 && !output_waits()) input.remove_prefix(Parse(input));
   if (input.empty() || discards_) return Next::kGoOn;
   ahead_.erase(0, std::exchange(ahead_start_, 0));
   ahead_.append(input);
@@ -81,10 +81,19 @@ Connection::Next HttpConnection::Consume(const char* data, size_t size) {
 }
 
 Connection::Next HttpConnection::Produce(std::string* output, size_t) {
-  // When there is nothing new, what was taken before is sent.
-  if (answer_.empty()) answer_lease_.reset();
-  output->append(answer_);
-  answer_.clear();
+  // When there is nothing new, what was taken before is sent, and the next request has its turn:
+  // answers to a client that does not read them must not add up.
+  if (answer_.empty()) {
+    answer_lease_.reset();
+    if (!busy_ && !ends_ && num_ahead() > 0) ParseAhead();
+  }
+  // A large answer is there once, and not kept afterwards.
+  if (output->empty()) {
+    output->swap(answer_);
+  } else {
+    output->append(answer_);
+  }
+  FreeText(&answer_);
   return ends_ ? Next::kCloseWhenWritten : Next::kGoOn;
 }
 
@@ -93,8 +102,12 @@ bool HttpConnection::OnEndOfInput() {
   return busy_;
 }
 
-void HttpConnection::OnClosed() {
+void HttpConnection::OnClosed() { Cancel(); }
+
+void HttpConnection::Cancel() {
   if (timer_.has_value()) loop()->Cancel(*timer_);
+  timer_.reset();
+  if (cancelled_ != nullptr) cancelled_->store(true);
 }
 
 void HttpConnection::OnTick(Clock::time_point now) {
@@ -138,10 +151,10 @@ size_t HttpConnection::Parse(std::string_view input) {
 }
 
 void HttpConnection::ParseAhead() {
-  request_start_ = Clock::now();
+  if (!parser_.in_request()) request_start_ = Clock::now();
   ahead_start_ += Parse(std::string_view(ahead_).substr(ahead_start_));
   if (ahead_start_ < ahead_.size() && !discards_) return;
-  ahead_ = std::string();
+  FreeText(&ahead_);
   ahead_start_ = 0;
   CountAhead();
 }
@@ -162,6 +175,7 @@ void HttpConnection::Dispatch(HttpRequest request) {
   busy_ = true;
   keep_alive_ = keep_alive_ && request.keep_alive;
   const int64_t number = ++number_;
+  cancelled_ = request.cancelled = std::make_shared<std::atomic<bool>>(false);
   const std::weak_ptr<Connection> weak = weak_from_this();
   EventLoop* const event_loop = loop();
   const auto answer = [weak, number](const HttpReply& reply) {
@@ -184,12 +198,10 @@ void HttpConnection::Dispatch(HttpRequest request) {
 void HttpConnection::Answer(int64_t number, const HttpReply& reply) {
   if (!busy_ || number != number_) return;
   busy_ = false;
-  if (timer_.has_value()) loop()->Cancel(*timer_);
-  timer_.reset();
+  Cancel();
   Write(reply, keep_alive_);
   if (!keep_alive_) ends_ = true;
   request_start_ = last_read_ = Clock::now();
-  if (!ends_ && ahead_start_ < ahead_.size()) ParseAhead();
   Flush();
 }
 

@@ -2,6 +2,7 @@
 #ifndef MONOLITH_SERVING_NATIVE_REST_HTTP_CONNECTION_H_
 #define MONOLITH_SERVING_NATIVE_REST_HTTP_CONNECTION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,6 +50,7 @@ class HttpConnection : public Connection {
   // `budget` bounds the requests of all connections until they are answered.
   HttpConnection(EventLoop* loop, FileDescriptor socket, const HttpLimits& limits,
                  HttpService service, std::shared_ptr<MemoryBudget> budget);
+  ~HttpConnection() override;
 
   void OnTick(Clock::time_point now) override;
   void Shutdown() override;
@@ -63,9 +65,13 @@ class HttpConnection : public Connection {
  private:
   // Reads `input` up to the end of a request; returns how much that was.
   size_t Parse(std::string_view input);
+  // Reads the next request of those that came while others were answered.
   void ParseAhead();
+  size_t num_ahead() const { return ahead_.size() - ahead_start_; }
   void Refuse(int status, const std::string& reason);
   void Dispatch(HttpRequest request);
+  // Nobody waits for an answer any more, or it has come.
+  void Cancel();
   void Answer(int64_t number, const HttpReply& reply);
   // Returns whether what waits here may take the memory that it takes.
   bool CountAhead();
@@ -77,7 +83,8 @@ class HttpConnection : public Connection {
   HttpParser parser_;
   // Counts the body of a request that is not complete.
   MemoryLease body_lease_;
-  // Bytes that came while a request was being answered, from `ahead_start_` on.
+  // Bytes that came while a request was being answered, or its answer was not read, from
+  // `ahead_start_` on.
   std::string ahead_;
   size_t ahead_start_ = 0;
   MemoryLease ahead_lease_;
@@ -92,6 +99,8 @@ class HttpConnection : public Connection {
   // Counts the requests: answers to earlier ones come too late.
   int64_t number_ = 0;
   std::optional<EventLoop::Timer> timer_;
+  // Belongs to the request that is being answered.
+  std::shared_ptr<std::atomic<bool>> cancelled_;
   Clock::time_point last_read_ = Clock::now();
   Clock::time_point request_start_ = Clock::now();
 };

@@ -4,8 +4,10 @@
 
 #include <llhttp.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -20,6 +22,8 @@ struct HttpRequest {
   std::string path;
   std::string body;
   bool keep_alive = true;
+  // True when nobody waits for the answer any more.
+  std::shared_ptr<std::atomic<bool>> cancelled;
   // Counts the body until the request is answered.
   MemoryLease lease;
 };
@@ -52,7 +56,7 @@ class HttpParser {
   // Returns the memory that the request takes so far.
   int64_t body_bytes() const { return static_cast<int64_t>(request_.body.capacity()); }
   // Forgets the request, for one that is not read to its end.
-  void Drop() { request_ = HttpRequest(); }
+  void Drop() { FreeText(&request_.body); }
   // Returns true once for a client that waits for "100 Continue".
   bool TakeExpectation();
 

@@ -1,5 +1,6 @@
 #include "monolith/serving/native/rest/rest_api.h"
 
+#include <atomic>
 #include <charconv>
 #include <exception>
 #include <memory>
@@ -251,6 +252,7 @@ HttpService MakeHttpService(ServingApi* serving, WorkerPool* workers) {
   return [serving, workers](HttpRequest request, HttpDone done) {
     const auto shared = std::make_shared<HttpRequest>(std::move(request));
     const bool queued = workers->Schedule([serving, shared, done] {
+      if (shared->cancelled->load(std::memory_order_relaxed)) return;
       HttpReply reply;
       try {
         reply = HandleRest(serving, *shared);
