@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monolith.torch import jagged, pooling, rows
+from monolith.torch import jagged, lookups, pooling, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,13 +174,13 @@ class EmbeddingBagCollection(torch.nn.Module):
     tables: list[Any] = list(self.tables.values())
     if self._is_plain(tables, bags):
       sides = [[keys[name] for name in config.feature_names] for config in self._configs]
-      values = rows.look_up_side_by_side(tables, sides)
+      values = lookups.look_up_side_by_side(tables, sides)
       return jagged.KeyedTensor(self._keys, self._dims, values)
     ids = []
     for config in self._configs:
       parts = [keys[name] for name in config.feature_names]
       ids.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-    found = rows.look_up(tables, ids, self._into)
+    found = lookups.look_up(tables, ids, self._into)
     pooled = [
       pooling.pool_many(vectors, [bags[name] for name in names], mode)
       for vectors, names, mode in zip(found, self._names, self._modes)
@@ -195,7 +195,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     """Tells whether vectors need no pooling, and can be written to where they belong."""
     return (
       len(self._modes) == 1
-      and rows.can_look_up_side_by_side(tables[0])
+      and lookups.can_look_up_side_by_side(tables[0])
       and all(one.offsets is None and one.weights is None for one in bags.values())
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monolith.torch import jagged, pooling, rows
+from monolith.torch import jagged, lookups, pooling, rows
 
 
 class _OneTable(torch.nn.Module):
@@ -86,7 +86,7 @@ class Embedding(_OneTable):
       float32, the shape of `ids` and `[dim]` behind it, on their device.
     """
     keys = rows.as_ids(ids, ids.device)
-    (vectors,) = rows.look_up([self.table], [keys.reshape(-1)])
+    (vectors,) = lookups.look_up([self.table], [keys.reshape(-1)])
     return vectors.reshape(*ids.shape, self.dim)
 
 
@@ -154,5 +154,5 @@ class EmbeddingBag(_OneTable):
         offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
     weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     flat = keys.reshape(-1)
-    (vectors,) = rows.look_up([self.table], [flat])
+    (vectors,) = lookups.look_up([self.table], [flat])
     return pooling.pool(vectors, jagged.Bags(flat, offsets, weights), self.mode)

@@ -1,7 +1,7 @@
 """`monolith.torch`: tables as modules, stepped by autograd or by an optimizer of PyTorch.
 
-Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/pooling.py`,
-`torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU.
+Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/lookups.py`,
+`torch/pooling.py`, `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU.
 """
 
 import copy
