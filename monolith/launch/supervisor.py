@@ -190,6 +190,17 @@ def _describe_end(process: _Process) -> str:
   return f"{text}; {process.log}"
 
 
+def _discard(screen: TextIO) -> None:
+  """Lets a stream that nobody reads lead nowhere.
+
+  What is left in its buffer would otherwise fail again when Python ends, and become the status.
+  """
+  with contextlib.suppress(OSError, ValueError):
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, screen.fileno())
+    os.close(nowhere)
+
+
 class Supervisor:
   """Runs the processes of a job that are this launcher's to start.
 
@@ -368,8 +379,10 @@ class Supervisor:
 
     Ctrl-C also ends what the launcher's output is piped to, and the chief is to save all the same.
     """
-    with contextlib.suppress(OSError):
+    try:
       print(text, end=end, file=self._screen, flush=True)
+    except OSError:
+      _discard(self._screen)
 
   def _clear(self) -> None:
     if self._shown and self._screen.isatty():

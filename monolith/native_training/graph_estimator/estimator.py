@@ -65,7 +65,7 @@ class Estimator:
     self._params = copy.deepcopy({} if params is None else params)
     self._warm_start = warm_start.settings_of(warm_start_from)
     self._session_config = run_config.get_session_config(self._config)
-    # Of training alone: who restores a checkpoint to read it leaves alone what servers hold.
+    # For training alone: evaluation and prediction restore a checkpoint beside what servers hold.
     self._device_fn = run_config.get_device_fn(self._config)
 
   @property
