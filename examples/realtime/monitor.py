@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import http.client
 import re
 import threading
 import time
@@ -250,7 +251,7 @@ def read_metrics(port: int) -> dict[str, float]:
   try:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_ANSWER_SECS) as answer:
       return stages.parse_metrics(answer.read().decode())
-  except OSError:
+  except (OSError, http.client.HTTPException):  # as where it dies while it answers
     return {}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import http.client
 import threading
 import time
 from typing import Protocol
@@ -235,7 +236,7 @@ class StageTracer:
       try:
         with urllib.request.urlopen(self._trainer_url, timeout=_ANSWER_SECS) as answer:
           metrics = parse_metrics(answer.read().decode())
-      except OSError:
+      except (OSError, http.client.HTTPException):  # as where it dies while it answers
         continue
       now = time.time()
       step_secs = metrics.get("monolith_trainer_step_seconds", 0.0)

@@ -59,7 +59,7 @@ class Joiner:
 
   Raises:
     ConnectionError: no broker answers.
-    ValueError: the topics do not have equal numbers of partitions.
+    ValueError: the topics do not have equal numbers of partitions, or not those that are asked for.
 
   Attributes:
     is_transactional: samples and offsets are written as one.
@@ -88,6 +88,12 @@ class Joiner:
       },
     )
     self._num_partitions = self._count_partitions()
+    for number in options.partitions or ():
+      if not 0 <= number < self._num_partitions:
+        self._consumer.close()
+        raise ValueError(
+          f"partition {number} is asked for, but {options.impressions} has {self._num_partitions}"
+        )
     features = kafka_client.probe(options.servers)
     self.is_transactional = options.transactions and features.has_transactions
     settings: dict[str, Any] = {
@@ -288,8 +294,6 @@ class Joiner:
         self._producer.begin_transaction()
       else:
         self._consumer.commit(offsets=offsets, asynchronous=False)
-      for number, partition in self._partitions.items():
-        partition.mark(self._end_of(self._options.samples, number))
     except KafkaException as error:
       reason = error.args[0]
       if self.is_transactional or reason.fatal():
@@ -297,6 +301,13 @@ class Joiner:
         self._failure = f"cannot commit: {reason}"
       else:
         _log.warning("offsets are not committed yet: %s", reason)
+      return
+    try:
+      for number, partition in self._partitions.items():
+        partition.mark(self._end_of(self._options.samples, number))
+    except KafkaException as error:
+      # What was committed stands; a restart reads the samples from an older mark on.
+      _log.warning("the ends of samples are not known yet: %s", error.args[0])
 
   def _offsets_of(self, number: int, partition: Partition) -> list[TopicPartition]:
     point = partition.resume_point()
@@ -412,7 +423,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   try:
     joiner = Joiner(make_options(flags))
     if flags.metrics_port >= 0:
-      port = serve_metrics(joiner, flags.metrics_port)
+      try:
+        port = serve_metrics(joiner, flags.metrics_port)
+      except OSError as error:
+        joiner.close()
+        raise ValueError(f"--metrics_port={flags.metrics_port}: {error}") from error
       _log.info("metrics at http://127.0.0.1:%d/metrics", port)
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, lambda *unused: joiner.stop())

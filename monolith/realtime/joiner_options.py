@@ -109,7 +109,7 @@ def make_options(flags: argparse.Namespace) -> JoinerOptions:
   """Returns what the flags of a command line say.
 
   Raises:
-    ValueError: a partition is not a number.
+    ValueError: a partition is not a number; the message has it.
   """
   window = WindowOptions(
     window_ms=round(flags.window_secs * 1000),
@@ -121,7 +121,8 @@ def make_options(flags: argparse.Namespace) -> JoinerOptions:
   )
   partitions = None
   if flags.partitions:
-    partitions = [] if flags.partitions == "all" else [int(p) for p in flags.partitions.split(",")]
+    parts = [] if flags.partitions == "all" else flags.partitions.split(",")
+    partitions = list(dict.fromkeys(map(_parse_partition, parts)))
   return JoinerOptions(
     servers=flags.kafka_servers,
     group=flags.group,
@@ -133,3 +134,10 @@ def make_options(flags: argparse.Namespace) -> JoinerOptions:
     commit_secs=flags.commit_secs,
     transactions=not flags.no_transactions,
   )
+
+
+def _parse_partition(text: str) -> int:
+  try:
+    return int(text)
+  except ValueError:
+    raise ValueError(f"--partitions has {text!r}, want comma-separated numbers, or all") from None

@@ -98,22 +98,28 @@ def read_sample_offsets(options: JoinerOptions, number: int, first: int, end: in
     f"{options.group}.recovery",
     {"enable.partition.eof": True, "isolation.level": "read_committed"},
   )
+  reason = ""
   try:
     reader.assign([TopicPartition(options.samples, number, first)])
     deadline = time.monotonic() + REQUEST_SECS * 6
     while time.monotonic() < deadline:
       for message in reader.consume(num_messages=BATCH, timeout=POLL_SECS):
-        deadline = time.monotonic() + REQUEST_SECS * 6
         error = message.error()
         if error is None:
+          # Not for an error: brokers that refuse may say so again and again.
+          deadline = time.monotonic() + REQUEST_SECS * 6
           offset = _impression_offset(message.value(), number)
           if offset is not None:
             yield offset
         elif error.code() == KafkaError._PARTITION_EOF:
           return
+        else:
+          reason = f": {error.str()}"
   finally:
     reader.close()
-  raise JoinerError(f"{options.samples}, partition {number}, cannot be read from {first} to {end}")
+  raise JoinerError(
+    f"{options.samples}, partition {number}, cannot be read from {first} to {end}{reason}"
+  )
 
 
 def retry(call: Callable[[], Any], is_good: Callable[[Any], bool] = lambda _: True) -> Any:

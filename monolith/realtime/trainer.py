@@ -12,12 +12,12 @@ checkpoint is exported with its rows, so that a server can be started from it at
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -83,6 +83,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.error(f"--role={known.role} needs --discovery or --zk_servers")
   if known.num_ps < 0 or known.num_workers < 1 or known.index < 0:
     parser.error("--num_ps and --index must be at least 0, --num_workers at least 1")
+  # One with a number too many would read no partition, or hold no table, and say nothing.
+  for role, flag, count in (
+    ("ps", "num_ps", known.num_ps),
+    ("worker", "num_workers", known.num_workers),
+  ):
+    if known.role == role and known.index >= count > 0:
+      parser.error(f"--index={known.index}, want less than --{flag}={count}")
   if known.role == "worker" and known.num_ps == 0:
     parser.error("--role=worker needs --num_ps; --role=local keeps tables in the worker")
   return known
@@ -176,7 +183,7 @@ def make_config(options: argparse.Namespace, params: Any) -> Any:
   )
 
 
-@contextmanager
+@contextlib.contextmanager
 def make_discovery(
   options: argparse.Namespace,
 ) -> Iterator[service_discovery.ServiceDiscovery]:
@@ -197,6 +204,9 @@ class MetricsHook(tf.compat.v1.train.SessionRunHook):
   Args:
     port: the port on loopback; 0 for a free one.
     model: the label of all metrics.
+
+  Raises:
+    OSError: the port is taken; the message names it.
   """
 
   def __init__(self, port: int, model: str):
@@ -225,7 +235,10 @@ class MetricsHook(tf.compat.v1.train.SessionRunHook):
       ["topic", "partition"],
       registry=registry,
     )
-    server, _ = prometheus_client.start_http_server(port, "127.0.0.1", registry)
+    try:
+      server, _ = prometheus_client.start_http_server(port, "127.0.0.1", registry)
+    except OSError as error:
+      raise OSError(error.errno, f"port {port} of the metrics: {error.strerror}") from error
     self.port = server.server_port
     self._positions: stream_positions.StreamPositions | None = None
     self._monitor: stream_status.StreamMonitor | None = None
@@ -270,7 +283,7 @@ class MetricsHook(tf.compat.v1.train.SessionRunHook):
     return False
 
 
-@contextmanager
+@contextlib.contextmanager
 def _stop_on_signals() -> Iterator[interrupt.StopOnInterruptHook]:
   """Lets Ctrl-C and SIGTERM end training with a checkpoint, and a second one at once.
 
@@ -283,7 +296,7 @@ def _stop_on_signals() -> Iterator[interrupt.StopOnInterruptHook]:
     if hook.is_requested:
       raise KeyboardInterrupt
     hook.request()
-    print("\nStopping to write a checkpoint; a second Ctrl-C does without.", file=sys.stderr)
+    _say("\nStopping to write a checkpoint; a second Ctrl-C does without.")
 
   previous = {signo: signal.signal(signo, handle) for signo in (signal.SIGINT, signal.SIGTERM)}
   try:
@@ -291,6 +304,13 @@ def _stop_on_signals() -> Iterator[interrupt.StopOnInterruptHook]:
   finally:
     for signo, handler in previous.items():
       signal.signal(signo, handler)
+
+
+def _say(text: str) -> None:
+  # Ctrl-C also ends what the output is piped to, and the run is to save all the same. A signal that
+  # comes while something else is printed finds the stream in use, which is a RuntimeError.
+  with contextlib.suppress(OSError, RuntimeError):
+    print(text, file=sys.stderr, flush=True)
 
 
 def run(options: argparse.Namespace, params: Any) -> bool:
@@ -320,7 +340,7 @@ def _train(
   if options.metrics_port is not None and options.index == 0:
     metrics = MetricsHook(options.metrics_port, params.name)
     hooks.append(metrics)
-    print(f"Metrics are on http://127.0.0.1:{metrics.port}/metrics", file=sys.stderr, flush=True)
+    _say(f"Metrics are on http://127.0.0.1:{metrics.port}/metrics")
   if options.role == "local":
     cpu_training.local_train_internal(
       params,

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from absl import logging
+
 from monolith.row_log import kafka_client
 from monolith.row_log.kafka_lib import KafkaError, KafkaException, Message, TopicPartition
 
@@ -14,6 +16,7 @@ _RETRY_SECS = 1.0
 _ANSWER_SECS = 10.0
 # A broker that answers nothing for so long while messages are there has a problem.
 _SILENCE_SECS = 30.0
+_LOG_SECS = 10.0
 
 
 class LogPartition:
@@ -111,8 +114,16 @@ class LogPartition:
     Raises:
       InterruptedError: stopped before all messages were there.
     """
+    next_log = 0.0
     offsets: dict[int, int] = {}
     refused: list[tuple[int, KafkaError]] = []
+
+    def check_stopped() -> None:
+      if stopped is not None and stopped.is_set():
+        raise InterruptedError(
+          f"{len(messages) - len(offsets)} of {len(messages)} messages did not reach "
+          f"{self.topic}[{self.partition}]"
+        )
 
     def send(number: int) -> None:
       def delivered(error: KafkaError | None, message: Message) -> None:
@@ -128,19 +139,23 @@ class LogPartition:
           )
           return
         except BufferError:
+          # Full for as long as brokers are away.
+          check_stopped()
           self._producer.poll(_POLL_SECS)
 
     for number in range(len(messages)):
       send(number)
     while len(offsets) < len(messages):
-      if stopped is not None and stopped.is_set():
-        raise InterruptedError(
-          f"{len(messages) - len(offsets)} of {len(messages)} messages did not reach "
-          f"{self.topic}[{self.partition}]"
-        )
+      check_stopped()
       self._producer.poll(_POLL_SECS)
       if refused:
         again, refused[:] = list(refused), []
+        if time.monotonic() >= next_log:
+          next_log = time.monotonic() + _LOG_SECS
+          logging.warning(
+            "%s[%d]: brokers refuse %d of %d messages, which are sent again: %s",
+            *(self.topic, self.partition, len(again), len(messages), again[0][1]),
+          )
         time.sleep(_RETRY_SECS)
         for number, _ in again:
           send(number)

@@ -1,9 +1,14 @@
 """Tests what the joiner knows about a partition."""
 
+import itertools
 import unittest
+from unittest import mock
 
+from monolith.realtime import joiner_recovery
 from monolith.realtime.join_window import WindowOptions
+from monolith.realtime.joiner_options import JoinerOptions
 from monolith.realtime.joiner_recovery import Partition
+from monolith.row_log.kafka_lib import KafkaError
 from tests.realtime.event_making import START_MS, make_action, make_impression
 
 
@@ -44,6 +49,23 @@ class PartitionTest(unittest.TestCase):
 
     self.assertFalse(self._partition.is_held_back())
     self.assertEqual(self._watermark_secs(), 98)
+
+
+class SampleOffsetsTest(unittest.TestCase):
+  def test_brokers_that_only_refuse_are_given_up(self):
+    refused = mock.Mock()
+    refused.error.return_value = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    reader = mock.Mock()
+    # An end: without a limit the test would not have one either.
+    reader.consume.side_effect = itertools.chain([[refused]] * 100, [AssertionError("no limit")])
+    clock = mock.Mock(side_effect=itertools.count(0, 10))
+    with (
+      mock.patch.object(joiner_recovery.kafka_client, "make_consumer", return_value=reader),
+      mock.patch.object(joiner_recovery.time, "monotonic", clock),
+      self.assertRaisesRegex(joiner_recovery.JoinerError, "partition 1, .* from 3 to 9: .*uthori"),
+    ):
+      list(joiner_recovery.read_sample_offsets(JoinerOptions("a:1"), 1, 3, 9))
+    reader.close.assert_called_once()
 
 
 if __name__ == "__main__":

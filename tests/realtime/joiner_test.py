@@ -9,11 +9,13 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 import urllib.request
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -21,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from examples.realtime import broker
 from idl.matrix.proto.example_pb2 import Example
 from monolith.realtime.join_window import WindowOptions
-from monolith.realtime.joiner import Joiner, JoinerOptions, parse_rates
+from monolith.realtime.joiner import Joiner, JoinerOptions, main, parse_rates
 from monolith.row_log import kafka_client, topics
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.realtime.event_making import make_action, make_impression
@@ -267,6 +269,41 @@ class TransactionTest(unittest.TestCase):
       self.assertEqual(
         _read_samples(kafka.servers, names[topics.SAMPLES]), collections.Counter(expected)
       )
+
+  def test_a_broker_that_leaves_after_a_commit_does_not_end_it(self):
+    with MockKafka() as kafka:
+      for name in _topic_names("").values():
+        kafka.create_topic(name, _PARTITIONS)
+      joiner = Joiner(JoinerOptions(kafka.servers, partitions=[], commit_secs=0))
+      self.addCleanup(joiner.close)
+      away = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+      with mock.patch.object(joiner, "_end_of", side_effect=away) as asked:
+        joiner.step()
+      asked.assert_called()
+      joiner.step()
+
+      self.assertTrue(joiner.is_transactional)
+
+  def test_partitions_that_are_none_are_refused(self):
+    with MockKafka() as kafka:
+      for name in _topic_names("").values():
+        kafka.create_topic(name, _PARTITIONS)
+
+      with self.assertRaisesRegex(ValueError, "partition 2 is asked for, but .* has 2"):
+        Joiner(JoinerOptions(kafka.servers, partitions=[0, 2]))
+
+  def test_a_port_of_metrics_that_is_taken_is_named(self):
+    with MockKafka() as kafka, socket.create_server(("127.0.0.1", 0)) as taken:
+      for name in _topic_names("").values():
+        kafka.create_topic(name, _PARTITIONS)
+      port = taken.getsockname()[1]
+
+      with self.assertLogs("monolith.joiner", "ERROR") as logs:
+        status = main([f"--kafka_servers={kafka.servers}", f"--metrics_port={port}"])
+
+    self.assertEqual(status, 1)
+    self.assertRegex(logs.output[-1], f"--metrics_port={port}: .*in use")
 
   def test_topics_of_different_sizes_are_refused(self):
     with MockKafka() as kafka:

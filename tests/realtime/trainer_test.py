@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -251,11 +252,39 @@ class TrainerTest(tf.test.TestCase):
     self.assert_trained_once(self.counts(range(_NUM)))
     self.assertEqual(worker.interrupt(), trainer.INTERRUPTED, worker.log()[-5000:])
 
+  def test_a_signal_stops_it_although_nobody_reads_what_it_says(self):
+    reader, writer = os.pipe()
+    os.close(reader)
+    for signo in (signal.SIGINT, signal.SIGTERM):
+      with (
+        open(os.dup(writer), "w", encoding="utf-8", buffering=1) as broken,
+        trainer._stop_on_signals() as stopper,
+      ):
+        try:
+          with contextlib.redirect_stderr(broken):
+            signal.raise_signal(signo)
+        finally:
+          with contextlib.suppress(OSError):
+            broken.close()
+      self.assertTrue(stopper.is_requested)
+    os.close(writer)
+
+  def test_a_port_of_metrics_that_is_taken_is_named(self):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+      port = taken.getsockname()[1]
+      with self.assertRaisesRegex(OSError, f"port {port} of the metrics: Address already in use"):
+        trainer.MetricsHook(port, "m")
+
   def test_command_lines_that_make_no_sense_are_refused(self):
     for arguments, text in (
       (["--role=worker", "--num_ps=1"], "discovery"),
       (["--role=worker", "--discovery=d"], "needs --num_ps"),
       (["--num_workers=0"], "at least 1"),
+      (["--role=ps", "--discovery=d", "--num_ps=2", "--index=2"], "less than --num_ps=2"),
+      (
+        ["--role=worker", "--discovery=d", "--num_ps=1", "--index=1"],
+        "less than --num_workers=1",
+      ),
       (["--no_such_flag=1"], "no_such_flag"),
     ):
       said = io.StringIO()

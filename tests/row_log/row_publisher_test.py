@@ -5,11 +5,14 @@ What needs a broker that keeps its log over `kill -9` is in row_publisher_broker
 
 import os
 import tempfile
+import threading
 import unittest
+from unittest import mock
 
 import tensorflow as tf
 
 from monolith.realtime import row_log_pb2
+from monolith.row_log.kafka_lib import KafkaError
 from monolith.row_log.log_partition import LogPartition
 from monolith.row_log.row_publisher import RowPublisher
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
@@ -262,6 +265,35 @@ class RowPublisherTest(unittest.TestCase):
 
     wait_until(lambda: not publisher._thread.is_alive())
     self.assertEqual(publisher.failures, 0)
+
+  def test_messages_that_brokers_refuse_are_named_and_sent_again(self):
+    deliveries = []
+
+    class Producer:
+      def produce(self, *unused, on_delivery, **unused_options):
+        deliveries.append(on_delivery)
+
+      def poll(self, unused_secs):
+        if len(deliveries) == 1:
+          deliveries[0](KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), None)
+        else:
+          message = mock.Mock()
+          message.partition.return_value, message.offset.return_value = 0, 7
+          deliveries[1](None, message)
+
+    self.log._producer = Producer()
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.assertEqual(self.log.append([b"a"]), [7])
+    self.assertRegex(logs.output[0], rf"{self.topic}\[0\]: brokers refuse 1 of 1 .*authori")
+
+  def test_a_writer_whose_queue_is_full_can_be_stopped(self):
+    self.log._producer = mock.Mock()
+    # An end: without the check the test would not have one.
+    self.log._producer.produce.side_effect = [BufferError] * 9 + [AssertionError("not stopped")]
+    stopped = threading.Event()
+    stopped.set()
+    with self.assertRaisesRegex(InterruptedError, "1 of 1 messages did not reach"):
+      self.log.append([b"a"], stopped)
 
   def test_a_shard_that_does_not_exist_is_refused(self):
     with self.assertRaisesRegex(ValueError, "shard is 2, want one of 2"):

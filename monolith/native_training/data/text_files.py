@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,8 +58,9 @@ def csv(
   """Reads CSV files.
 
   A row is a line: a quoted field may hold separators and doubled quotes, but no line break. Empty
-  lines are no rows. Files whose names end in `.gz` are decompressed; one of 0 bytes is torn, while
-  a plain file of 0 bytes has no rows, or no header.
+  lines are no rows, and a byte order mark at the beginning of a file is no text. Files whose names
+  end in `.gz` are decompressed; one of 0 bytes is torn, while a plain file of 0 bytes has no rows,
+  or no header.
 
   Args:
     files: paths or patterns such as `"ratings/*.csv"`, read in the order of their names.
@@ -90,14 +92,17 @@ def csv(
   """
   check_columns(columns)
   counter = bad_rows_lib.check_arguments(on_bad_row, bad_rows)
-  if len(separator) != 1 or separator in '"\r\n':
-    raise ValueError(f"separator is {separator!r}, want one character")
+  if len(separator.encode()) != 1 or separator in '"\r\n':
+    raise ValueError(f"separator is {separator!r}, want one character of ASCII")
   paths = find_files(files)
   if field_names is None:
     field_names = _read_header(paths, separator, quotes)
     first_line = 2
   else:
     first_line = 1
+  twice = [name for name in columns if list(field_names).count(name) > 1]
+  if twice:
+    raise ValueError(f"field_names has {twice[0]!r} more than once: {list(field_names)}")
   missing = [name for name in columns if name not in field_names]
   if missing:
     raise ValueError(f"{paths[0]} has no field {missing[0]!r}, its fields are {list(field_names)}")
@@ -109,6 +114,8 @@ def csv(
 
   @tf.autograph.experimental.do_not_convert
   def parse(places: tf.Tensor, lines: tf.Tensor) -> Any:
+    if first_line == 1:
+      lines = _without_mark(places, lines)
     with _called_as_traced():
       return parse_lines(places, lines, tf.constant(paths))
 
@@ -224,6 +231,8 @@ def find_files(files: str | Sequence[str]) -> list[str]:
   paths = []
   for pattern in patterns:
     found = sorted(tf.io.gfile.glob(str(pattern)))
+    if not found and tf.io.gfile.exists(str(pattern)):
+      found = [str(pattern)]  # a name with a bracket, which is no pattern of itself
     if not found:
       raise FileNotFoundError(f"there is no file {str(pattern)!r}")
     paths += found
@@ -303,6 +312,16 @@ def describe_places(places: tf.Tensor, paths: tf.Tensor | list[str]) -> tf.Tenso
   return tf.strings.join([files, ":", tf.strings.as_string(places % _ROWS_PER_FILE)])
 
 
+def _without_mark(places: tf.Tensor, lines: tf.Tensor) -> tf.Tensor:
+  """Returns lines without the mark that some programs put before the first one of UTF-8 files."""
+  is_first = tf.equal(places % _ROWS_PER_FILE, 1)
+  return tf.cond(
+    tf.reduce_any(is_first),
+    lambda: tf.where(is_first, tf.strings.regex_replace(lines, "^\ufeff", ""), lines),
+    lambda: lines,
+  )
+
+
 def _check_arrangement(
   batch_size: int, shuffle: int, epochs: int | None, shard: tuple[int, int] | None
 ) -> None:
@@ -342,9 +361,12 @@ class _RowParser:
     plain = rf'[^"{other}]*' if quotes else f"[^{other}]*"
     field = rf'(?:"(?:[^"]|"")*"|{plain})' if quotes else plain
     self._pattern = field + (other + field) * (self._size - 1)
+    # A separator is a field, or two, even where it is a tab or a space.
+    space = " \t\n\v\f\r".replace(separator, "")
+    self._blank = f"[{space}]*"
 
   def __call__(self, places: Callable[[], tf.Tensor], lines: tf.Tensor) -> dict[str, Any]:
-    blank = tf.equal(tf.strings.strip(lines), "")
+    blank = tf.strings.regex_full_match(lines, self._blank)
     torn = tf.logical_not(tf.strings.regex_full_match(lines, self._pattern))
     # Decoding stops at a row that it cannot cut into fields.
     lines_to_cut = tf.where(tf.logical_or(torn, blank), self._separator * (self._size - 1), lines)
@@ -471,6 +493,8 @@ def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
         None, None, f"{path}:1: torn or corrupt gzip data: {error}"
       ) from error
   if not line:
+    if tf.io.gfile.isdir(path):
+      raise ValueError(f"{path} is a folder, want files: {os.path.join(path, '*.csv')!r}")
     raise ValueError(f"{path} has no header: its first line is empty")
   if quotes:
     fields = csv_module.reader([line], delimiter=separator)

@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -246,6 +247,21 @@ class MeasuresTest(unittest.TestCase):
   def test_a_process_that_does_not_answer_has_no_metrics(self):
     self.assertEqual(monitor.read_metrics(get_free_port()), {})
 
+  def test_a_process_that_dies_while_it_answers_has_no_metrics(self):
+    for torn in (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\na 1", b"HTT\r\n\r\n"):
+      with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer(server=server, torn=torn):
+          connection, _ = server.accept()
+          with connection:
+            connection.recv(1 << 16)
+            connection.sendall(torn)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        self.assertEqual(monitor.read_metrics(server.getsockname()[1]), {})
+        thread.join()
+
   def test_percentiles(self):
     self.assertEqual(monitor.percentiles([]), (float("inf"), float("inf")))
     self.assertEqual(monitor.percentiles([3.0]), (3.0, 3.0))
@@ -314,7 +330,8 @@ class JoinerOptionsTest(unittest.TestCase):
     self.assertIsNone(self.make().partitions)
     self.assertEqual(self.make("--partitions=all").partitions, [])
     self.assertEqual(self.make("--partitions=2,0").partitions, [2, 0])
-    with self.assertRaisesRegex(ValueError, "'x'"):
+    self.assertEqual(self.make("--partitions=2,0,2").partitions, [2, 0])
+    with self.assertRaisesRegex(ValueError, "--partitions has 'x', want comma-separated numbers"):
       self.make("--partitions=0,x")
 
   def test_rates_of_negatives(self):

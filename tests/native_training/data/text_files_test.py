@@ -211,6 +211,30 @@ class ReadersTest(absltest.TestCase):
     [features] = data.csv(path, {"n": data.Number(), "t": data.Text()}, 9)
     self.assertEqual(features["t"].numpy().tolist(), [b"ab", b"c"])
 
+  def test_a_byte_order_mark_is_no_text(self):
+    columns = {"t": data.Text(), "n": data.Number()}
+    first = self._write("\ufeff\ufeffa,1\n\ufeffb,2\n", "1.csv")
+    paths = [first, self._write(chr(0xFEFF) + '"c",3', "2.csv")]
+    for shuffle in (0, 1):
+      [features] = data.csv(paths, columns, 9, field_names=["t", "n"], shuffle=shuffle)
+      wanted = ["\ufeffa", "\ufeffb", "c"]
+      self.assertEqual(features["t"].numpy().tolist(), [text.encode() for text in wanted])
+    [features] = data.csv(self._write("\ufefft,n\nd,4\n"), columns, 9)
+    self.assertEqual(features["t"].numpy().tolist(), [b"d"])
+
+  def test_a_row_of_empty_fields_is_a_row(self):
+    columns = {"n": data.Number(default=7), "m": data.Number(default=8)}
+    for separator in "\t ,":
+      path = self._write("n_m\n1_2\n_\n\n\f\n3_4\n".replace("_", separator))
+      [features] = data.csv(path, columns, 9, separator=separator)
+      self.assertEqual(features["n"].numpy().tolist(), [1, 7, 3])
+      self.assertEqual(features["m"].numpy().tolist(), [2, 8, 4])
+
+  def test_a_name_that_reads_as_a_pattern_is_a_file(self):
+    path = self._write("n\n5\n", "day[1].csv")
+    [features] = data.csv(path, {"n": data.Number()}, 9)
+    self.assertEqual(features["n"].numpy().tolist(), [5])
+
   def test_whole_numbers_keep_every_digit(self):
     wanted = [(1 << 24) + 1, (1 << 53) + 1, -(1 << 63), (1 << 63) - 1, -1]
     column = data.Number(default=(1 << 53) + 1, dtype=tf.int64)
@@ -320,6 +344,9 @@ class ReadersTest(absltest.TestCase):
       (ValueError, "epochs is 0", dict(epochs=0)),
       (ValueError, "shuffle is -1", dict(shuffle=-1)),
       (ValueError, "separator is ',,', want one", dict(separator=",,")),
+      (ValueError, "separator is '§', want one character of ASCII", dict(separator="§")),
+      (ValueError, "field_names has 'user' more", dict(field_names=["user", "x", "user"])),
+      (ValueError, "is a folder, want files: .*csv'", dict(files=self._folder)),
       (ValueError, r"shard is \(2, 2\)", dict(shard=(2, 2))),
       (ValueError, "on_bad_row is 'stop'", dict(on_bad_row="stop")),
       (ValueError, "give on_bad_row='skip'", dict(bad_rows=data.BadRows())),
