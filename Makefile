@@ -17,13 +17,14 @@ RESULTS = --target $@ --results build/results/$@$(VENV:.venv%=%).json
 # A build has steps in an order, and compiles on all cores by itself.
 .NOTPARALLEL:
 
-.PHONY: help build runnable native server gpu gpu-test horovod torch jax demo demo-sync demo-realtime demo-realtime-faults test test-all test-chosen test-keras test-versions test-all-versions cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
+.PHONY: set-up help build runnable native server gpu gpu-test horovod torch jax demo demo-sync demo-realtime demo-realtime-faults test test-all test-chosen test-keras test-versions test-all-versions cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 SET_UP := $(addprefix tools/,requirements.py tensorflow_versions.py setup_environment.sh install_requirements.py)
-$(VENV)/.for-%: $(SET_UP)
+# Also where its Python is gone, as after an upgrade of the system.
+$(VENV)/.for-%: $(SET_UP) $(if $(realpath $(RUN)),,set-up)
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh $*
 	@touch $@
 
@@ -173,7 +174,7 @@ plots: ## tables and drawings of measured figures in README.md and docs/, from b
 	python3 tools/figures.py
 
 wheel: $(VENV)/.for-build ## a platform wheel in dist/
-	MONOLITH_PORTABLE_WHEEL=1 $(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .
+	MONOLITH_PORTABLE_WHEEL=1 $(RUN) -m pip wheel --no-deps --no-build-isolation -w dist .
 
 clean: ## everything that was built
 	rm -rf build dist *.egg-info bazel-*

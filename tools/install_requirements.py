@@ -11,10 +11,13 @@ or cannot install everything, pip does it.
 from __future__ import annotations
 
 import ast
+import csv
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import sysconfig
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tensorflow_versions  # noqa: E402
@@ -32,7 +35,9 @@ _SECTIONS = ("global", "install", ":env:")  # later ones win
 
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
   command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-  return subprocess.run(command, stdout=subprocess.PIPE, text=True)
+  # Where pip's configuration says so, it would install into the home folder: not from here.
+  environment = {**os.environ, "PIP_USER": "0"}
+  return subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def pip_settings(listing: str) -> dict[str, str]:
@@ -57,6 +62,35 @@ def uv_arguments(settings: dict[str, str]) -> list[str]:
   return arguments
 
 
+def forget_incomplete_packages(folder: pathlib.Path) -> list[str]:
+  """Removes the metadata of packages of which files are missing or cut short; returns their names.
+
+  An interrupted installation, or a full disk, leaves such ones. pip and uv look at metadata alone:
+  without it they install the package again.
+
+  Args:
+    folder: that of the packages.
+  """
+  names = []
+  for metadata in sorted(folder.glob("*.dist-info")):
+    if not _is_complete(metadata):
+      names.append(metadata.name.partition("-")[0])
+      shutil.rmtree(metadata)
+  return names
+
+
+def _is_complete(metadata: pathlib.Path) -> bool:
+  try:
+    with open(metadata / "RECORD", encoding="utf-8", newline="") as stream:
+      for path, _, size in csv.reader(stream):
+        # Compiled modules, and RECORD itself, have no size.
+        if size and (metadata.parent / path).stat().st_size < int(size):
+          return False
+  except (OSError, ValueError):  # a file is missing, or RECORD is cut short
+    return False
+  return True
+
+
 def _install_with_uv(what: list[str]) -> bool:
   if _pip("install", "--quiet", UV).returncode != 0:
     return False
@@ -79,6 +113,11 @@ def main() -> int:
   if not what:
     print(__doc__, file=sys.stderr)
     return 2
+  # Another Python than that of an environment has packages that its distribution looks after.
+  if sys.prefix != sys.base_prefix:
+    incomplete = forget_incomplete_packages(pathlib.Path(sysconfig.get_path("purelib")))
+    if incomplete:
+      print(f"An earlier run left incomplete, installed again: {', '.join(incomplete)}", flush=True)
   if _install_with_uv(what):
     return 0
   print("uv could not install everything: pip does it, which takes some minutes.", file=sys.stderr)

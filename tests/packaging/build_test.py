@@ -39,6 +39,17 @@ class FlagsTest(unittest.TestCase):
       self.assertIn(flag, bazel)
       self.assertIn(flag, cmake)
 
+  def test_the_checkout_may_have_a_space_in_its_path(self):
+    program = (
+      "import pathlib, shlex, native_build as b; "
+      "tools = b.Toolchain('c++', 'protoc', 'python', pathlib.Path('/a checkout/tf'), '2.21.0'); "
+      "print(shlex.split(b._server_libs(tools))[-1])"
+    )
+    process = subprocess.run(
+      [sys.executable, "-c", program], cwd=ROOT / "tools", capture_output=True, text=True
+    )
+    self.assertEqual(process.stdout, "-Wl,-rpath,/a checkout/tf\n", process.stderr)
+
 
 class BuildErrorsTest(unittest.TestCase):
   def test_missing_compiler_is_one_sentence(self):
@@ -69,6 +80,29 @@ class BuildErrorsTest(unittest.TestCase):
       "subprocess.run = lambda *args, **kwargs: Done"
     )
     self.assertIn("protoc is version 21.12, but TensorFlow 2.20 needs 28.3: pip install ", message)
+
+  def test_a_wrong_protoc_beside_python_does_not_hide_the_right_one(self):
+    # As where pip builds for the system's Python, beside which the distribution's protoc lies.
+    process = _run_build(
+      "import tensorflow_versions\n"
+      "native_build.shutil.which = lambda name, path=None: path + '/' + name\n"
+      "native_build.os.environ['PATH'] = '/of-pip'\n"
+      "class Done: returncode = 0\n"
+      "def run(command, **kwargs):\n"
+      "  Done.stdout = 'libprotoc ' + ('28.3' if command[0] == '/of-pip/protoc' else '21.12')\n"
+      "  return Done\n"
+      "subprocess.run = run\n"
+      "print(native_build._find_protoc(tensorflow_versions.VERSIONS['2.20']))\n"
+      "sys.exit(0)"
+    )
+    self.assertEqual(process.stdout, "/of-pip/protoc\n", process.stderr)
+
+  def test_missing_libraries_of_cpp_programs_are_one_sentence(self):
+    for option, name in (("--cpp-tests", "libgtest-dev"), ("--benchmarks", "libbenchmark-dev")):
+      message = self._build_with(
+        f"sys.argv.append({option!r})\nnative_build._has_header = lambda tools, name: False"
+      )
+      self.assertRegex(message, rf"^error: The C\+\+ .*: sudo apt-get install {name}\)\.$")
 
   def test_missing_tensorflow_is_one_sentence(self):
     message = self._build_with("native_build.importlib.util.find_spec = lambda name: None")

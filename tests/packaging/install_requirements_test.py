@@ -36,7 +36,52 @@ class SettingsTest(unittest.TestCase):
     )
 
 
+class IncompletePackagesTest(unittest.TestCase):
+  """Packages as an interrupted installation leaves them."""
+
+  def setUp(self):
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self._folder = pathlib.Path(folder.name)
+
+  def _install(self, name):
+    (self._folder / f"{name}.py").write_text("A = 1\n")
+    metadata = self._folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    record = f"{name}.py,sha256=x,6\n__pycache__/{name}.pyc,,\n{name}-1.0.dist-info/RECORD,,\n"
+    (metadata / "RECORD").write_text(record)
+    return metadata
+
+  def test_they_are_forgotten_and_the_others_are_not(self):
+    whole = self._install("whole")
+    (self._folder / "whole.py").write_text("A = 1  # changed by hand\n")
+    cut, lost, bare, torn = map(self._install, ("cut", "lost", "bare", "torn"))
+    (self._folder / "cut.py").write_text("A =")
+    (self._folder / "lost.py").unlink()
+    (bare / "RECORD").unlink()
+    (torn / "RECORD").write_text("torn.py,sha2")
+
+    found = install_requirements.forget_incomplete_packages(self._folder)
+
+    self.assertEqual(found, ["bare", "cut", "lost", "torn"])
+    self.assertEqual(list(self._folder.glob("*.dist-info")), [whole])
+    for metadata in (cut, lost, bare, torn):
+      self.assertFalse(metadata.exists())
+
+
 class InstallTest(unittest.TestCase):
+  def test_a_configuration_for_the_home_folder_does_not_count(self):
+    with tempfile.TemporaryDirectory() as folder:
+      done = subprocess.run(
+        [sys.executable, "tools/install_requirements.py", "no-such-package-of-monolith==1.0"],
+        env={"PIP_USER": "1", "PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin", "HOME": folder},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+      )
+    self.assertIn("No matching distribution found for no-such-package-of-monolith", done.stderr)
+    self.assertNotIn("--user", done.stderr)
+
   def test_what_cannot_be_installed_fails_with_the_message_of_pip(self):
     with tempfile.TemporaryDirectory() as folder:
       requirements = pathlib.Path(folder) / "requirements.txt"

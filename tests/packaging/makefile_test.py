@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -45,6 +46,17 @@ class EnvironmentTest(unittest.TestCase):
     self.assertEqual(len(said), 1, made.stderr)
     self.assertRegex(said[0], r"^error: .*: MONOLITH_TENSORFLOW=none pip install \.$")
     self.assertFalse((_ROOT / ".venv-tfnone").exists())
+
+  def test_set_up_runs_again_where_the_python_is_gone(self):
+    with tempfile.TemporaryDirectory() as folder:
+      python = pathlib.Path(folder, "bin/python")
+      python.parent.mkdir()
+      pathlib.Path(folder, ".for-demo").touch()
+      for target, runs in ((sys.executable, False), ("/nonexistent/python3", True)):
+        python.unlink(missing_ok=True)
+        python.symlink_to(target)
+        printed = _make("--dry-run", f"VENV={folder}", "demo").stdout
+        self.assertEqual("setup_environment.sh demo" in printed, runs, printed)
 
   def test_no_tool_names_an_environment_of_its_own(self):
     for name in ("bazel_test.sh", "sanitize_ops.sh", "setup_environment.sh"):
