@@ -58,6 +58,7 @@ def write_data(folder: str) -> float:
 
 def run_estimator(folder: str, epochs: int) -> float:
   """Trains a `MonolithModel`; returns the AUC of its evaluation."""
+  import graph_layers
   import tensorflow as tf
 
   from monolith import data
@@ -91,8 +92,8 @@ def run_estimator(folder: str, epochs: int) -> float:
         out_type="concat",
       )
       product = vectors[:, :DIM] * vectors[:, DIM:]
-      units = tf.compat.v1.layers.dense(tf.concat([vectors, product], 1), UNITS, tf.nn.relu)
-      logits = tf.compat.v1.layers.dense(units, 1)[:, 0]
+      units = graph_layers.dense(tf.concat([vectors, product], 1), UNITS, tf.nn.relu)
+      logits = graph_layers.dense(units, 1)[:, 0]
       label = features.get("liked")
       loss, pred = get_sigmoid_loss_and_pred("liked", logits, label, None, mode=mode)
       return EstimatorSpec(label, pred, "liked", loss, tf.compat.v1.train.AdamOptimizer(0.001))

@@ -220,6 +220,7 @@ def train_keras(folder: str, batch_size: int, steps: int) -> None:
 
 def create_params(folder: str, batch_size: int) -> Any:
   """Returns the params of the model as a task of ours."""
+  import graph_layers
   import tensorflow as tf
 
   from monolith.native_training import device_utils, entry, feature, graph_estimator, native_task
@@ -253,8 +254,8 @@ def create_params(folder: str, batch_size: int) -> Any:
       with device_utils.maybe_device_if_allowed("/device:GPU:0"):
         units = tf.concat(vectors, axis=1)
         for size in UNITS:
-          units = tf.compat.v1.layers.dense(units, size, tf.nn.relu)
-        logits = tf.squeeze(tf.compat.v1.layers.dense(units, 1), axis=1)
+          units = graph_layers.dense(units, size, tf.nn.relu)
+        logits = tf.squeeze(graph_layers.dense(units, 1), axis=1)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=features["label"], logits=logits)
         loss = tf.reduce_mean(losses)
         embeddings = [column.get_all_embeddings_concat() for column in columns]

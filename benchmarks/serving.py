@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+import graph_layers
 import grpc
 import numpy as np
 import tensorflow as tf
@@ -80,8 +81,8 @@ class Model(MonolithModel):
     for name in NAMES:
       self.create_embedding_feature_column(name)
     vectors = self.lookup_embedding_slice(NAMES, "vec", DIM, optimizer=AdagradOptimizer(0.1))
-    hidden = tf.compat.v1.layers.dense(tf.concat(vectors, 1), HIDDEN, activation=tf.nn.relu)
-    logits = tf.compat.v1.layers.dense(hidden, 1)[:, 0]
+    hidden = graph_layers.dense(tf.concat(vectors, 1), HIDDEN, activation=tf.nn.relu)
+    logits = graph_layers.dense(hidden, 1)[:, 0]
     label = features.get("label")
     loss, pred = get_sigmoid_loss_and_pred("p", logits, label, None, mode=mode)
     return EstimatorSpec(label, pred, "p", loss, tf.compat.v1.train.AdagradOptimizer(0.01))

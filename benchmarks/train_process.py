@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The other side of the comparison runs there, too.
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
+import graph_layers  # noqa: E402
 import step_parts  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
@@ -221,8 +222,8 @@ def create_params(data: Data) -> Any:
         vectors.append(columns[-1].embedding_lookup(slot.add_feature_slice(DIM)))
       units = tf.concat(vectors, axis=1)
       for size in UNITS:
-        units = tf.compat.v1.layers.dense(units, size, tf.nn.relu)
-      logits = tf.squeeze(tf.compat.v1.layers.dense(units, 1), axis=1)
+        units = graph_layers.dense(units, size, tf.nn.relu)
+      logits = tf.squeeze(graph_layers.dense(units, 1), axis=1)
       losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=features["label"], logits=logits)
       loss = tf.reduce_mean(losses)
       embeddings = [column.get_all_embeddings_concat() for column in columns]

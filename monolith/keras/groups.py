@@ -68,6 +68,8 @@ def load_group(tables: Mapping[str, HashTable], path: Any) -> None:
     gen_monolith_ops.monolith_hash_table_restore_group(
       handles[0], str(path), handles[1:], names=list(tables)
     )
+  for table in tables.values():
+    table.note_loaded()
 
 
 def _handles(tables: Mapping[str, HashTable]) -> list[tf.Tensor]:

@@ -24,7 +24,7 @@ from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.ops import control_flow_util
 
-from monolith.keras import following, settings
+from monolith.keras import _keras, following, settings
 from monolith.keras import ids as id_types
 from monolith.keras import rows as row_variables
 from monolith.native_training import entry
@@ -50,6 +50,7 @@ _SAVE_SHARDS = -1
 _PAGE = 1 << 16
 _FILTER_SPLITS = 7
 _redirection = threading.local()
+_loaded_lock = threading.Lock()
 _before_first: list[Callable[[], None]] = []
 
 
@@ -147,6 +148,10 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_days)
     self._label = label or name or "HashTable"
     self._filter: tf.Tensor | None = None
+    # Rows were loaded, and no update has yet seen how many steps they have behind them.
+    self._was_loaded = False
+    # A function has an update, of whose calls nothing is heard here.
+    self._is_traced = False
     super().__init__(device="/device:CPU:0")
     if learning_rate is None:
       learning_rate = settings.learning_rate(row_optimizer)
@@ -170,6 +175,10 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       # Creates it now, so that a bad configuration fails here.
       self._handle = self.resource_handle
 
+  def __reduce__(self) -> Any:
+    # A copy would have the same resource, and take it along when it goes.
+    raise TypeError("a HashTable cannot be pickled or copied: save it, and load it into another")
+
   @property
   def name(self) -> str | None:
     """The name of the table's files in a checkpoint; `None` for an automatic name."""
@@ -182,7 +191,11 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
 
   @property
   def steps(self) -> int:
-    """How many updates the table has made; those of an optimizer of Keras count there."""
+    """How many updates the table has made; those of an optimizer of Keras count there.
+
+    Those that loaded rows have behind them are among them from the next `update` on, if the
+    optimizer is an Adam that counts the table's steps, as by default.
+    """
     return int(self._step)
 
   @property
@@ -218,7 +231,8 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
   def update(self, ids: Any, gradients: Any) -> None:
     """Runs the table's optimizer on rows, creating absent ones.
 
-    Gradients of equal ids are summed first: an id makes one step.
+    Gradients of equal ids are summed first: an id makes one step. A table that follows an optimizer
+    of Keras goes by the steps of that one, which this does not count.
 
     Args:
       ids: integers or strings of any shape, dense.
@@ -228,7 +242,14 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       TypeError, ValueError: `ids` are not ids, or there is not a gradient of `dim` for each.
     """
     flat, values = self._pairs(ids, gradients, "gradients")
-    optimize([self], [flat], [values], self._step)
+    step = self._step
+    if self._leader is None:
+      self._is_traced |= not tf.executing_eagerly()
+      self._go_on_from_loaded_steps()
+    else:
+      # Rows have seen this one's steps; by steps of the table's own, Adam would begin anew.
+      step = _keras.variable_of(self._leader.iterations)
+    optimize([self], [flat], [values], step)
     self._step.assign_add(1)
 
   def assign(self, ids: Any, values: Any) -> None:
@@ -374,14 +395,18 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     """
     if ids is not None:
       return self._entries_of(id_types.as_dense_ids(ids)).numpy().tolist()
-    offset, entries = 0, []
+    return [entry for page in self._pages() for entry in page]
+
+  def _pages(self) -> Iterator[list[bytes]]:
+    """Yields all rows as `entries` has them, a part at a time."""
+    offset = 0
     while True:
       offset, page = gen_monolith_ops.monolith_hash_table_save_as_tensor(
         self.resource_handle, 0, 1, tf.constant(_PAGE, tf.int64), tf.cast(offset, tf.int64)
       )
-      entries.extend(page.numpy().tolist())
+      yield page.numpy().tolist()
       if len(page) < _PAGE:
-        return entries
+        return
 
   def _entries_of(self, ids: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(ids, [-1])
@@ -429,6 +454,40 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       # Tables of graph mode have their filters elsewhere: counting begins again.
       if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
         gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
+    self.note_loaded()
+
+  def note_loaded(self) -> None:
+    """Lets the next `update` count steps on from those that rows have behind them."""
+    if tf.executing_eagerly():
+      self._was_loaded = True
+      if self._is_traced:
+        self._go_on_from_loaded_steps()
+
+  def _go_on_from_loaded_steps(self) -> None:
+    """Counts steps on from those of loaded rows, where the optimizer goes by them.
+
+    To an Adam that counts the table's steps, steps that begin anew are another run, and rows would
+    lose their moments. It asks all rows, so only an update of the table's own does so: an optimizer
+    of Keras counts steps by itself.
+    """
+    if not self._was_loaded:
+      return
+    with _loaded_lock, tf.init_scope():
+      if not self._was_loaded or not tf.executing_eagerly():
+        return
+      if self._config.entry_config.segments[0].opt_config.adam.decay_by_step:
+        self._step.assign(tf.maximum(self._step, self._find_last_step()))
+      self._was_loaded = False
+
+  def _find_last_step(self) -> int:
+    """Returns the last step of Adam that a row has seen; 0 where they have seen none."""
+    last = 0.0
+    for page in self._pages():
+      for row in page:
+        for dump in embedding_hash_table_pb2.EntryDump.FromString(row).opt.dump:
+          # Below 1 it is the power of an Adam that counts the steps of each row.
+          last = max(last, dump.adam.beta2_power)
+    return int(last)
 
   def slot_arguments(self) -> dict[str, Any]:
     """Returns what `FeatureSlotConfig` calls the arguments that describe this table."""

@@ -270,6 +270,24 @@ class FollowTest(tf.test.TestCase):
     optimizers.SGD(0.1).apply_gradients([gradient_of(table, [5])])
     self.assertAllClose(table.lookup([5]), [[-2]])
 
+  def test_updates_of_a_table_that_follows_keep_its_moments(self):
+    for make in (optimizers.Adam, *legacy_optimizers("Adam")):
+      layers = [Embedding(1, initializer="zeros") for _ in range(2)]
+      leaders = [make(0.1) for _ in layers]
+
+      def step(layer, optimizer, gradient):
+        slices = tf.IndexedSlices(tf.constant([[gradient]]), tf.constant([5], tf.int64))
+        optimizer.apply_gradients([(slices, layer.table.rows)])
+
+      for layer, leader in zip(layers, leaders):
+        for _ in range(3):
+          step(layer, leader, 1.0)
+      step(layers[0], leaders[0], -0.5)
+      layers[1].table.update([5], [[-0.5]])
+
+      first, second = (layer.table.lookup([5]) for layer in layers)
+      self.assertAllEqual(first, second)
+
   def test_another_optimizer_keeps_values_and_begins_with_new_state(self):
     model = self.make_model()
     table = model.layers[0].table

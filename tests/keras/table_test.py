@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import gc
 import os
+import pickle
 import threading
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -125,6 +129,61 @@ class HashTableTest(tf.test.TestCase):
         one.update([7, -7], [gradient, -gradient])
 
     self.assertAllEqual(other.lookup([7, -7]), table.lookup([7, -7]))
+
+  def test_rows_of_defaults_that_are_loaded_keep_their_moments(self):
+    path = os.path.join(self.get_temp_dir(), "table")
+    gradients = np.random.default_rng(0).normal(size=[6, 2]).astype(np.float32)
+
+    def load(table: monolith.HashTable) -> None:
+      table.load(path)
+
+    def load_group(table: monolith.HashTable) -> None:
+      monolith.keras.save_group({"one": first}, path + "_group")
+      monolith.keras.load_group({"one": table}, path + "_group")
+
+    def train(table: monolith.HashTable, update: Callable[..., Any], some: np.ndarray) -> None:
+      for gradient in some:
+        update(tf.constant([7, -7], tf.int64), tf.stack([gradient, -gradient]))
+
+    for load_into in (load, load_group):
+      for wrap in (lambda update: update, tf.function):
+        for is_traced_before in (False, True):
+          first, second = monolith.HashTable(2), monolith.HashTable(2)
+          update = wrap(second.update)
+          if is_traced_before:
+            train(second, update, gradients[:1])
+          train(first, first.update, gradients[:3])
+          first.save(path)
+
+          load_into(second)
+          train(first, first.update, gradients[3:])
+          train(second, update, gradients[3:])
+
+          self.assertAllEqual(first.items()[1], second.items()[1])
+          self.assertEqual(second.steps, 6)
+
+  def test_loads_leave_steps_alone_where_rows_count_their_own(self):
+    path = os.path.join(self.get_temp_dir(), "table")
+    first, second = (monolith.HashTable(2, "adam") for _ in range(2))
+    for _ in range(3):
+      first.update([1], [[1, 1]])
+    first.save(path)
+
+    second.load(path)
+    second.update([1], [[1, 1]])
+
+    self.assertEqual(second.steps, 1)
+
+  def test_tables_are_not_copied(self):
+    table = monolith.HashTable(2)
+    table.assign([1], [[1, 2]])
+
+    for copy_it in (copy.copy, copy.deepcopy, pickle.dumps):
+      with self.assertRaisesRegex(TypeError, "save it, and load it into another"):
+        copy_it(table)
+    gc.collect()
+
+    self.assertAllEqual(table.lookup([1]), [[1, 2]])
 
   def test_another_optimizer_takes_the_vectors_alone(self):
     path = os.path.join(self.get_temp_dir(), "table")
