@@ -656,7 +656,14 @@ class MemoryTest(unittest.TestCase):
     # each tensor inside of a variant.
     unknown = b"\x0a\0" * (1 << 20)
     group = b"\xa3\6" + unknown * 3 + b"\xa4\6"
+    # Protobuf reads to the end of what is torn, and keeps all of it until then. A handle that
+    # claims a gigabyte swallows the five bytes that begin the next field.
+    gigabyte = b"\x80\x80\x80\x80\x04"
+    handle = field(14, b"\x32" + gigabyte + b"\x7a\x05")
     for name, data in (
+      ("a group that does not end", spec + b"\xa3\6" + unknown * 4),
+      ("a model that claims a gigabyte", b"\x0a" + gigabyte + b"\x7a\0" * (4 << 20)),
+      ("a handle that claims one", request(spec, b"\x08\1\x12\0" + handle + field(4, unknown * 4))),
       ("unknown fields", request(spec, tensor + unknown * 5)),
       ("a group", request(spec, tensor + group)),
       ("tensors in a variant", request(spec, tensor + field(15, b"\x1a\0" * (1 << 20)))),

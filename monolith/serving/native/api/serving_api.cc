@@ -29,20 +29,20 @@ constexpr int kMaxFields = 100'000;
 // Only what runs a model has longer messages.
 constexpr size_t kMaxOtherMessageBytes = 4 << 20;
 
-// Counts fields, with those of the messages inside; tensors and examples are bytes here. Ends at
-// what is no message, as protobuf does.
-void CountFields(std::string_view message, const tensorflow::protobuf::Descriptor* type,
+// Counts fields, with those of the messages inside; tensors and examples are bytes here. Returns
+// false for what is no message: protobuf keeps what it has read until it sees that.
+bool CountFields(std::string_view message, const tensorflow::protobuf::Descriptor* type,
                  int* count) {
   using tensorflow::protobuf::FieldDescriptor;
   using tensorflow::protobuf::internal::WireFormatLite;
   tensorflow::protobuf::io::CodedInputStream stream(
       reinterpret_cast<const uint8_t*>(message.data()), static_cast<int>(message.size()));
   while (const uint32_t tag = stream.ReadTag()) {
-    if (++*count > kMaxFields) return;
+    if (++*count > kMaxFields) return true;
     const auto wire_type = WireFormatLite::GetTagWireType(tag);
     if (wire_type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
       const int begin = stream.CurrentPosition();
-      if (!WireFormatLite::SkipField(&stream, tag)) return;
+      if (!WireFormatLite::SkipField(&stream, tag)) return false;
       // No message has a group, but protobuf keeps it with its fields of two bytes each.
       if (wire_type == WireFormatLite::WIRETYPE_START_GROUP) {
         *count += (stream.CurrentPosition() - begin) / 2;
@@ -50,21 +50,26 @@ void CountFields(std::string_view message, const tensorflow::protobuf::Descripto
       continue;
     }
     uint32_t size = 0;
-    if (!stream.ReadVarint32(&size)) return;
+    if (!stream.ReadVarint32(&size)) return false;
     const auto begin = static_cast<size_t>(stream.CurrentPosition());
-    if (size > message.size() - begin || !stream.Skip(static_cast<int>(size))) return;
+    if (size > message.size() - begin || !stream.Skip(static_cast<int>(size))) return false;
     const FieldDescriptor* const field =
         type->FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
-    if (field != nullptr && field->type() == FieldDescriptor::TYPE_MESSAGE && !field->is_map()) {
-      CountFields(message.substr(begin, size), field->message_type(), count);
+    if (field != nullptr && field->type() == FieldDescriptor::TYPE_MESSAGE && !field->is_map() &&
+        !CountFields(message.substr(begin, size), field->message_type(), count)) {
+      return false;
     }
   }
+  return *count > kMaxFields || stream.ConsumedEntireMessage();
 }
 
 // Counts the fields of a message before memory is taken for them.
-Status CheckFields(const std::string& message, const tensorflow::protobuf::Descriptor* type) {
+Status CheckFields(const std::string& message, const char* name,
+                   const tensorflow::protobuf::Descriptor* type) {
   int count = 0;
-  CountFields(message, type, &count);
+  if (!CountFields(message, type, &count)) {
+    return Status(Code::kInvalidArgument, std::string("the message is not a ") + name);
+  }
   if (count <= kMaxFields) return Status();
   return Status(Code::kInvalidArgument,
                 "the message has more than " + std::to_string(kMaxFields) + " fields");
@@ -73,7 +78,7 @@ Status CheckFields(const std::string& message, const tensorflow::protobuf::Descr
 template <typename Request, typename Response, typename Method>
 RpcReply Call(const std::string& message, const char* request_name, Method method) {
   RpcReply reply;
-  reply.status = CheckFields(message, Request::descriptor());
+  reply.status = CheckFields(message, request_name, Request::descriptor());
   if (!reply.status.ok()) return reply;
   Request request;
   if (!request.ParseFromString(message)) {
@@ -317,9 +322,10 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
             *signature, {request.output_filter().begin(), request.output_filter().end()});
         if (!short_runs) return Status();
         int64_t bytes = 0;
+        int64_t message_bytes = 0;
         // A request that cannot be measured is refused in its turn.
-        short_runs =
-            !MeasureInputs(request, limits_, &bytes).ok() || bytes <= kMaxInlineTensorBytes;
+        short_runs = !MeasureInputs(request, limits_, &bytes, &message_bytes).ok() ||
+                     bytes <= kMaxInlineTensorBytes;
         if (!short_runs) return Status();
         return PredictOn(servable.get(), *signature, version, request, lease.get(), response);
       });

@@ -24,9 +24,6 @@ using tensorflow::protobuf::io::CodedInputStream;
 constexpr int64_t kRepeatedStringBytes = 48;
 // The memory of a field of bytes that protobuf does not know, and keeps, beside its bytes.
 constexpr int64_t kUnknownFieldBytes = 64;
-// The most that a message inside of a tensor takes, for each of its bytes: it may hold further
-// messages of two bytes. None of them can be sent.
-constexpr int64_t kMessageBytes = 400;
 constexpr int64_t kMaxShapeBytes = 64 << 10;
 constexpr int64_t kInlineStringBytes = 22;
 constexpr int64_t kHuge = int64_t{1} << 60;
@@ -87,6 +84,11 @@ bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
     return true;
   }
   if (!stream->ReadVarint32(&size)) return false;
+  // None of these can be sent, and protobuf reads past the end of what is torn inside of one.
+  if (field == tensorflow::TensorProto::kResourceHandleValFieldNumber ||
+      field == tensorflow::TensorProto::kVariantValFieldNumber) {
+    return false;
+  }
   if (field == tensorflow::TensorProto::kTensorShapeFieldNumber) {
     std::string text;
     // Several are merged, as protobuf does it.
@@ -100,9 +102,6 @@ bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
     claim->last_string_bytes = StringElementBytes(size);
     claim->string_bytes += claim->last_string_bytes;
     claim->message_bytes += kRepeatedStringBytes;
-  } else if (field == tensorflow::TensorProto::kResourceHandleValFieldNumber ||
-             field == tensorflow::TensorProto::kVariantValFieldNumber) {
-    claim->message_bytes += kMessageBytes * (1 + static_cast<int64_t>(size));
   } else {
     claim->message_bytes += kUnknownFieldBytes;
   }
@@ -132,7 +131,7 @@ int64_t CountElements(const tensorflow::TensorShape& shape) {
 
 // Gives what the tensor takes. Refuses one that is no tensor, or takes more than `max_bytes`.
 Status MeasureTensor(const std::string& alias, const std::string& serialized, int64_t max_bytes,
-                     int64_t* bytes) {
+                     int64_t* bytes, int64_t* message_bytes) {
   Claim claim;
   if (!ReadClaim(serialized, &claim)) return Refuse(alias, "is not a TensorProto");
   const auto type = static_cast<tensorflow::DataType>(claim.type);
@@ -159,6 +158,7 @@ Status MeasureTensor(const std::string& alias, const std::string& serialized, in
     return Refuse(alias, "has shape " + shape.DebugString() + " and takes more than " +
                              std::to_string(max_bytes) + " bytes, with the inputs before it");
   }
+  *message_bytes = std::max(*message_bytes, claim.message_bytes);
   return Status();
 }
 
@@ -210,12 +210,12 @@ int64_t StringElementBytes(int64_t size) {
 }
 
 Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
-                     int64_t* tensor_bytes) {
-  *tensor_bytes = 0;
+                     int64_t* tensor_bytes, int64_t* message_bytes) {
+  *tensor_bytes = *message_bytes = 0;
   for (const auto& [alias, serialized] : request.inputs()) {
     int64_t bytes = 0;
-    const Status status =
-        MeasureTensor(alias, serialized, limits.max_tensor_bytes - *tensor_bytes, &bytes);
+    const Status status = MeasureTensor(alias, serialized, limits.max_tensor_bytes - *tensor_bytes,
+                                        &bytes, message_bytes);
     if (!status.ok()) return status;
     *tensor_bytes += bytes;
   }
@@ -250,14 +250,16 @@ Status Predict(Servable* servable, const Signature& signature, const api::Predic
   Status status = signature.CheckInputNames(names);
   if (!status.ok()) return status;
   int64_t input_bytes = 0;
-  status = MeasureInputs(request, limits, &input_bytes);
+  int64_t message_bytes = 0;
+  status = MeasureInputs(request, limits, &input_bytes, &message_bytes);
   if (!status.ok()) return status;
-  if (!lease->Resize(input_bytes)) return OutOfMemory();
+  if (!lease->Resize(input_bytes + message_bytes)) return OutOfMemory();
   Servable::Tensors inputs;
   for (const auto& [alias, serialized] : request.inputs()) {
     status = ParseTensor(alias, serialized, &inputs[alias]);
     if (!status.ok()) return status;
   }
+  lease->Resize(input_bytes);
   const std::vector<std::string> filter(request.output_filter().begin(),
                                         request.output_filter().end());
   Servable::Tensors outputs;

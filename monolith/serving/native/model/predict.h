@@ -43,9 +43,10 @@ Status Predict(Servable* servable, const Signature& signature, const api::Predic
                const PredictLimits& limits, const Runner& runner, MemoryLease* lease,
                api::PredictResponse* response);
 
-// Says how many bytes the inputs take as tensors, without making them; the error names the input.
+// Says how many bytes the inputs take as tensors, without making them, and how many the largest one
+// takes beside them as a message while its tensor is made; the error names the input.
 Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
-                     int64_t* tensor_bytes);
+                     int64_t* tensor_bytes, int64_t* message_bytes);
 
 // The form that outputs are sent in.
 enum class AnswerKind { kMessage, kJson };
