@@ -119,7 +119,7 @@ SANITIZERS = {
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
   "thread": "-fsanitize=thread",
 }
-# What programs in C++ are linked with: its name, a header, and the package of Debian that has it.
+# Libraries that programs in C++ are linked with: name, a header, the package of Debian that has it.
 CPP_LIBRARIES = {
   "tests": ("GoogleTest", "gtest/gtest.h", "libgtest-dev"),
   "benchmarks": ("Google Benchmark", "benchmark/benchmark.h", "libbenchmark-dev"),

@@ -44,7 +44,7 @@ elif [ "${python##*/}" != python3 ]; then
   echo "error: PYTHON is '$python', but there is no such program." >&2 && exit 1
 fi
 
-# Of another Python, or when the making of it was interrupted, pip may not be there.
+# pip may be missing after an interrupted set-up, or in an environment that another Python made.
 has_environment() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version > /dev/null 2>&1; }
 can_make_environments() { has_environment || "$python" -c 'import ensurepip, venv' 2> /dev/null; }
 can_compile() {

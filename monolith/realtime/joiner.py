@@ -306,7 +306,7 @@ class Joiner:
       for number, partition in self._partitions.items():
         partition.mark(self._end_of(self._options.samples, number))
     except KafkaException as error:
-      # What was committed stands; a restart reads the samples from an older mark on.
+      # The committed offsets stand; a restart reads the samples from an older mark on.
       _log.warning("the ends of samples are not known yet: %s", error.args[0])
 
   def _offsets_of(self, number: int, partition: Partition) -> list[TopicPartition]:
