@@ -82,13 +82,14 @@ def forget_incomplete_packages(folder: pathlib.Path) -> list[str]:
 def _is_complete(metadata: pathlib.Path) -> bool:
   try:
     with open(metadata / "RECORD", encoding="utf-8", newline="") as stream:
-      for path, _, size in csv.reader(stream):
+      rows = list(csv.reader(stream))
+      for path, _, size in rows:
         # Compiled modules, and RECORD itself, have no size.
         if size and (metadata.parent / path).stat().st_size < int(size):
           return False
-  except (OSError, ValueError):  # a file is missing, or RECORD is cut short
+  except (OSError, ValueError, csv.Error):  # a file is missing, or RECORD is cut short or damaged
     return False
-  return True
+  return bool(rows)
 
 
 def _install_with_uv(what: list[str]) -> bool:
@@ -117,7 +118,7 @@ def main() -> int:
   if sys.prefix != sys.base_prefix:
     incomplete = forget_incomplete_packages(pathlib.Path(sysconfig.get_path("purelib")))
     if incomplete:
-      print(f"An earlier run left incomplete, installed again: {', '.join(incomplete)}", flush=True)
+      print(f"Incomplete, and installed again where needed: {', '.join(incomplete)}", flush=True)
   if _install_with_uv(what):
     return 0
   print("uv could not install everything: pip does it, which takes some minutes.", file=sys.stderr)

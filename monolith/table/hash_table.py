@@ -422,6 +422,7 @@ class HashTable(methods.TableMethods):
   def _find_last_step(self) -> int:
     """Returns the last step of Adam that the newest rows have seen; 0 where they have seen none."""
     pages: list[np.ndarray] = []
+    failures: list[BaseException] = []
 
     def newest() -> np.ndarray:
       rows = np.concatenate(pages) if pages else np.zeros([0, 2], np.int64)
@@ -430,14 +431,21 @@ class HashTable(methods.TableMethods):
       return rows[np.argpartition(rows[:, 0], -_ROWS_ASKED_FOR_STEPS)[-_ROWS_ASKED_FOR_STEPS:]]
 
     def take(_: Any, ids: int, times: int, values: int, n: int) -> int:
-      of_page = _copy(times, ctypes.c_uint32, n).astype(np.int64)
-      pages.append(np.stack([of_page, _copy(ids, ctypes.c_int64, n)], 1))
-      if len(pages) == _PAGES_KEPT:
-        pages[:] = [newest()]
+      try:
+        of_page = _copy(times, ctypes.c_uint32, n).astype(np.int64)
+        pages.append(np.stack([of_page, _copy(ids, ctypes.c_int64, n)], 1))
+        if len(pages) == _PAGES_KEPT:
+          pages[:] = [newest()]
+      except BaseException as error:
+        failures.append(error)
+        return 1
       return 0
 
     sink = library.ROW_SINK(take)
-    library.call("mono_table_rows", self.handle, sink, None)
+    code = self._library.mono_table_rows(self.handle, sink, None)
+    if failures:
+      raise failures[0]
+    library.check(code)
     return int(max(map(_step_of, self.entries(newest()[:, 1])), default=0))
 
   def take_step(self) -> tuple[int, float]:
@@ -452,9 +460,9 @@ class HashTable(methods.TableMethods):
     """
     with self._step_lock:
       if self._was_loaded and self._optimizer.decay_by_step:
-        self._was_loaded = False
         if last := self._find_last_step():
           self._steps_before = last - self._step
+        self._was_loaded = False
       step, self._step = self._step, self._step + 1
       before = step + self._steps_before
     schedule = self._learning_rate

@@ -55,17 +55,20 @@ class IncompletePackagesTest(unittest.TestCase):
   def test_they_are_forgotten_and_the_others_are_not(self):
     whole = self._install("whole")
     (self._folder / "whole.py").write_text("A = 1  # changed by hand\n")
-    cut, lost, bare, torn = map(self._install, ("cut", "lost", "bare", "torn"))
+    names = ["bare", "cut", "empty", "lost", "torn", "zeros"]
+    bare, cut, empty, lost, torn, zeros = map(self._install, names)
     (self._folder / "cut.py").write_text("A =")
     (self._folder / "lost.py").unlink()
     (bare / "RECORD").unlink()
     (torn / "RECORD").write_text("torn.py,sha2")
+    (empty / "RECORD").write_text("")
+    (zeros / "RECORD").write_bytes(bytes(1 << 18))
 
     found = install_requirements.forget_incomplete_packages(self._folder)
 
-    self.assertEqual(found, ["bare", "cut", "lost", "torn"])
+    self.assertEqual(found, names)
     self.assertEqual(list(self._folder.glob("*.dist-info")), [whole])
-    for metadata in (cut, lost, bare, torn):
+    for metadata in (bare, cut, empty, lost, torn, zeros):
       self.assertFalse(metadata.exists())
 
 

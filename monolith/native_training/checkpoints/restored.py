@@ -46,7 +46,7 @@ class _Start:
 
   prefix: str | None
   is_known: bool
-  stamp: tuple[int, int] | None = None
+  stamp: tuple[int, ...] | None = None
   tables: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
@@ -180,10 +180,17 @@ def with_newest(model_dir: str, read: Callable[[str], Result]) -> Result:
   raise AssertionError("unreachable")
 
 
-def _stamp(prefix: str) -> tuple[int, int] | None:
+def _stamp(prefix: str) -> tuple[int, ...] | None:
   """Returns what changes when a checkpoint is written again; `None` if there is none."""
+  path = prefix + ".index"
   try:
-    stat = tf.io.gfile.stat(prefix + ".index")
+    # TensorFlow tells whole seconds of a file, in which a small model is saved many times.
+    local = os.stat(path)
+    return local.st_size, local.st_mtime_ns, local.st_ino
+  except OSError:
+    pass
+  try:
+    stat = tf.io.gfile.stat(path)
   except tf.errors.NotFoundError:
     return None
   return stat.length, stat.mtime_nsec

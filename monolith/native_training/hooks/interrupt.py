@@ -154,6 +154,7 @@ def _end(signo: int, handler: _Handler, model_dir: str) -> None:
 
 
 def _say(text: str) -> None:
-  # Ctrl-C also ends what the output is piped to, and the run is to save all the same.
-  with contextlib.suppress(OSError):
+  # Ctrl-C also ends what the output is piped to, and the run is to save all the same. A signal that
+  # comes while something else is printed finds the stream in use, which is a RuntimeError.
+  with contextlib.suppress(OSError, RuntimeError):
     print(f"\n{text}", file=sys.stderr, flush=True)

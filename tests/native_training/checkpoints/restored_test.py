@@ -100,6 +100,19 @@ class RestoredTest(tf.test.TestCase):
     with self.assertRaisesRegex(restored.CheckpointChangedError, r"wrote it again"):
       self._restore(lambda: self._train(0, save_twice=True))
 
+  def test_a_checkpoint_written_again_within_a_second_is_an_error(self):
+    self._train(2)
+    index = os.path.join(self._dir, "model.ckpt-2.index")
+    second = os.stat(index).st_mtime_ns // 10**9 * 10**9
+    os.utime(index, ns=(second, second))
+
+    def write_again():
+      self._train(0, save_twice=True)
+      os.utime(index, ns=(second + 1000, second + 1000))
+
+    with self.assertRaisesRegex(restored.CheckpointChangedError, r"wrote it again"):
+      self._restore(write_again)
+
   def test_a_kept_checkpoint_that_a_kill_left_marked_is_restored(self):
     self._train(2)
     # Killed between the state file and the end of the save.
