@@ -27,6 +27,7 @@ _TENSORS_ALONE = {
   "check_leader": "as follow",
   "expire_config": "for the driver",
   "follow": "an optimizer of Keras",
+  "note_loaded": "for load_group",
   "rate_at": "for layers and the driver",
   "slot_arguments": "for the driver",
 }
