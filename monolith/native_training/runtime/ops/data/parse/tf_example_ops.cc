@@ -45,9 +45,9 @@ class TFExampleToExampleOp : public OpKernel {
 
   void Compute(OpKernelContext *ctx) override {
     OP_REQUIRES_OK(ctx, CheckScalar("serialized", ctx->input(0)));
-    const tstring &bytes = ctx->input(0).scalar<tstring>()();
+    const tstring *const bytes = ctx->input(0).scalar<tstring>().data();
     tensorflow::Example from;
-    OP_REQUIRES(ctx, from.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())),
+    OP_REQUIRES(ctx, from.ParseFromArray(bytes->data(), static_cast<int>(bytes->size())),
                 errors::DataLoss("Corrupted data!"));
     Example to;
     to.set_instance_weight(1.0f);
