@@ -1,4 +1,4 @@
-"""Says where a model's dense variables live, and who initialises them."""
+"""Places a model's dense variables, and decides which process initialises them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_SHARD_BYTES = 1 << 17
 
 @contextlib.contextmanager
 def variable_scopes(config: CpuTrainingConfig) -> Iterator[None]:
-  """Lets variables be cached on the worker, and be spread over servers, as the options say."""
+  """Caches variables on the worker and partitions them over servers, as the options say."""
   with contextlib.ExitStack() as stack:
     if config.enable_variable_prefetch and not config.enable_sync_training:
       stack.enter_context(tf.variable_creator_scope(variables.cached_variable_creator))
@@ -34,10 +34,10 @@ def variable_scopes(config: CpuTrainingConfig) -> Iterator[None]:
 
 
 def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
-  """Makes a variable that begins with a given value in one piece.
+  """Creates a variable with a given initial value unpartitioned.
 
-  TensorFlow learns the shape of such a variable from its value, but wants to know it beforehand
-  where variables are partitioned, even of `get_variable("bias", initializer=0.0)`.
+  TensorFlow takes the shape of such a variable from its value, but needs it earlier where variables
+  are partitioned, even for `get_variable("bias", initializer=0.0)`.
   """
   initializer = kwargs.get("initializer")
   if kwargs.get("shape") is None and initializer is not None and not callable(initializer):
@@ -46,7 +46,7 @@ def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) ->
 
 
 def create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
-  """Returns a scaffold for a worker whose dense variables are its own, which it initialises."""
+  """Returns a scaffold for a worker that has and initialises dense variables of its own."""
   keys = tf.compat.v1.GraphKeys
 
   def default_init_op() -> tf.Operation:
@@ -66,10 +66,10 @@ def create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
 
 
 def report_with_few_ops(scaffold: tf.compat.v1.train.Scaffold) -> None:
-  """Lets a scaffold look for uninitialised variables and resources with a fifth of the usual ops.
+  """Makes a scaffold find uninitialised variables and resources with a fifth of the usual ops.
 
-  A tenth of a second less for each session of a small model. What it reports is the same. Ops that
-  the scaffold has already, or its graph, stay.
+  This saves a tenth of a second per session of a small model, and reports the same. Ops that the
+  scaffold or its graph already has are kept.
 
   Args:
     scaffold: of a session whose variables are all in this process.
@@ -101,7 +101,7 @@ def report_with_few_ops(scaffold: tf.compat.v1.train.Scaffold) -> None:
 def _find_initialized(
   of_variables: Sequence[tf.Variable], of_resources: Sequence[Any]
 ) -> list[tuple[str, tf.Tensor]]:
-  """Returns the name of each, and whether it is initialised."""
+  """Returns the name of each variable, and whether it is initialised."""
   return [
     *((v.op.name, tf.compat.v1.is_variable_initialized(v)) for v in of_variables),
     *((resource.handle.name, resource.is_initialized) for resource in of_resources),

@@ -1,4 +1,4 @@
-"""Embeddings that a real run looked up, as a model's slots, and the way back of gradients."""
+"""Hands looked-up embeddings to a model's slots, and carries gradients back to the tables."""
 
 from __future__ import annotations
 
@@ -15,36 +15,48 @@ POSTPUSH_QUEUE_NAME = "postpush_queue"
 
 
 def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
-  """Returns when the batch was requested: `features["req_time"][0]`, `None` without it."""
+  """Returns the time of request of a batch, `features["req_time"][0]`; `None` without it."""
   return features["req_time"][0] if "req_time" in features else None
 
 
-def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def _carry_back(
+  grads_and_vars: feature.GradsAndVars, embeddings: Mapping[str, tf.Tensor]
+) -> list[tf.Tensor | None]:
+  """Returns the gradient of each embedding, `None` where nothing depends on it.
+
+  Args:
+    grads_and_vars: pairs of a gradient and an embedding, or what was computed from embeddings.
+    embeddings: what was looked up; none depends on another.
+  """
   # tf.gradients would take a missing gradient for ones.
-  return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+  pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+  known = {id(var): grad for grad, var in pairs}
+  if len(known) == len(pairs) and known.keys() <= set(map(id, embeddings.values())):
+    return [known.get(id(embedding)) for embedding in embeddings.values()]
+  return utils.propagate_back_gradients(pairs, embeddings.values())
 
 
 def _are_on_gpu(embeddings: Mapping[str, tf.Tensor]) -> bool:
-  """Tells whether the tables of embeddings are on a GPU, since only those say where theirs are."""
+  """Returns whether embeddings come from tables on a GPU, which set the device of their results."""
   return bool(embeddings) and all("GPU" in tensor.device for tensor in embeddings.values())
 
 
 def _gradients_after(
   embeddings: Iterable[tf.Tensor], name_to_gradient: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-  """Returns gradients of which one waits for the rows of the step; see `_step_after`."""
+  """Returns the gradients, one of which waits for the rows of the step; see `_step_after`."""
   name, gradient = next(iter(name_to_gradient.items()))
   with tf.control_dependencies(list(embeddings)):
     return {**name_to_gradient, name: tf.identity(gradient)}
 
 
 def _step_after(embeddings: Iterable[tf.Tensor]) -> tf.Tensor:
-  """Returns the global step as it is now, once the rows of the step are there.
+  """Returns the value of the global step, once the rows of the step are there.
 
-  Every update takes it, so that it comes after the lookup: gradients alone need not depend on rows,
-  those of a sum do not.
+  Every update takes it, which orders the update after the lookup. Gradients alone do not: that of a
+  sum does not depend on the rows.
   """
-  # Not as it is when an asynchronous update gets to run.
+  # Read now: an asynchronous update runs in a later step.
   step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
   with tf.control_dependencies(list(embeddings)):
     return tf.identity(step)
@@ -65,14 +77,14 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
   """The factory of local training and of training on parameter servers.
 
   Args:
-    hash_table: where gradients go.
+    hash_table: the tables that take the gradients.
     embedding_ids: feature name -> ragged ids that were looked up.
     embeddings: feature name -> `[ids, dim]`.
     embedding_slices: what `create_embedding_slices` returned.
     req_time: when the batch was requested.
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
-    stream_batch: where the stream that the batch comes from stands after it; the push says so.
+    stream_batch: the position of the stream after the batch; the push records it.
   """
 
   def __init__(
@@ -108,17 +120,15 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     """
     del scale
     names = list(self._embeddings)
-    gradients = utils.propagate_back_gradients(
-      _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
-    )
-    # The kernels of tables on a GPU refuse what is not finite; here, it would have to be copied.
+    gradients = _carry_back(grads_and_vars, self._embeddings)
+    # The kernels of tables on a GPU check by themselves; here, gradients would have to be copied.
     is_on_gpu = _are_on_gpu(self._embeddings)
     name_to_gradient = (
       {name: gradient for name, gradient in zip(names, gradients) if gradient is not None}
       if is_on_gpu
       else _check_gradients(names, gradients)
     )
-    # Once, if a model applies gradients in several calls; the counts would count twice.
+    # A model may apply gradients in several calls, but the batch's samples count once.
     stream_batch = None if self._is_stream_moved else self._stream_batch
     self._is_stream_moved = True
     if not name_to_gradient:
@@ -127,7 +137,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       return stream_positions.get().move_after(None, stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
     if is_on_gpu:
-      # The step is on the host, which would wait for the GPU.
+      # The step is on the host, and must not wait for the GPU.
       global_step = _step_after([])
       name_to_gradient = _gradients_after(self._embeddings.values(), name_to_gradient)
     else:
@@ -155,7 +165,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
         ).as_op()
       if batch is None:
         return push_op
-      # The other way round, a batch would be lost with a server that dies in between.
+      # In the other order, a server that dies in between would lose the batch.
       return stream_positions.get().move_after(push_op, batch, lacks)
 
     id_split = self._hash_table.get_id_split(name_to_ids)
@@ -178,11 +188,11 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
   """The factory of synchronous training, where tables remember the ids of a lookup themselves.
 
   Args:
-    hash_table: where gradients go.
+    hash_table: the tables that take the gradients.
     name_to_embeddings: feature name -> `[ids, dim]`.
     name_to_embedding_slices: what `create_embedding_slices` returned.
     req_time: when the batch was requested.
-    auxiliary_bundle: what the lookup left for the update.
+    auxiliary_bundle: the tensors that the lookup left for the update.
     use_native_multi_hash_table: whether slots were not merged into tables.
   """
 
@@ -208,12 +218,10 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     """Returns the op that updates the tables; `scale` multiplies the gradients."""
     names = list(self._name_to_embeddings)
     with device_utils.maybe_device_if_allowed("/device:GPU:0"):
-      gradients = utils.propagate_back_gradients(
-        _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
-      )
+      gradients = _carry_back(grads_and_vars, self._name_to_embeddings)
     if all(gradient is None for gradient in gradients):
       return tf.no_op()
-    # Rows come back in the order they were sent for, so none may be left out.
+    # Gradients are matched with rows by their order, so none may be left out.
     gradients = [
       tf.zeros_like(self._name_to_embeddings[name]) if gradient is None else gradient
       for name, gradient in zip(names, gradients)

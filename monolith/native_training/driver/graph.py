@@ -43,7 +43,7 @@ from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import export_utils
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.native_training.tables import merging, packed_ids
+from monolith.native_training.tables import merging
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -103,7 +103,6 @@ class CpuTraining:
     self._num_steps = num_steps
     self._last_step = last_step
     self._batch_size: tf.Tensor | None = None
-    self._packed_rows: dict[str, int | None] | None = None
     self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
@@ -118,7 +117,14 @@ class CpuTraining:
       self._serving_feature_configs = self._feature_configs.for_serving(
         skip_zero_embedding=self._config.skip_zero_embedding_when_serving
       )
-      self._slot_merging = self._merge_slots()
+      slot_merging = self._merge_slots()
+      self._lookup, self._serving_lookup = (
+        lookups.create(own_config, self._params, configs, slot_merging, task.ctx)
+        for own_config, configs in (
+          (self._config, self._feature_configs),
+          (self._serving_config, self._serving_feature_configs),
+        )
+      )
       self._init_fused_layout_params()
     self._export_context_list = [
       training_export.create_context_class(
@@ -137,6 +143,9 @@ class CpuTraining:
     if export_context.is_exporting():
       return self._serving_feature_configs
     return self._feature_configs
+
+  def _lookup_of_graph(self) -> lookups.InputLookup:
+    return self._serving_lookup if export_context.is_exporting() else self._lookup
 
   @property
   def collected(self) -> dry_run.CollectedFeatures:
@@ -208,21 +217,14 @@ class CpuTraining:
         dataset = input_fn()
         if not isinstance(dataset, tf.data.Dataset):
           return dataset
-        config = self.config
-        if mode != _PREDICT and self._has_gpu_tables():
+        config, lookup = self.config, self._lookup_of_graph()
+        if mode != _PREDICT:
           # Before the fingerprint: a position in packed data is none in the plain data.
-          dataset = self._pack_ids(dataset)
+          dataset = lookup.pack_ids(dataset)
         if mode == _TRAIN:
           self._data_fingerprint = data_position.fingerprint(dataset)
-        if (
-          mode != _PREDICT
-          and config.reorder_fids_in_data_pipeline
-          and not config.enable_fused_layout
-          and self.feature_configs.configs
-        ):
-          dataset = dataset.map(
-            self._input_lookup().reorder_fids, num_parallel_calls=tf.data.AUTOTUNE
-          )
+        if mode != _PREDICT:
+          dataset = lookup.reorder_ids(dataset)
         if config.use_dataservice and not export_context.is_dry_run_or_exporting():
           env = mlp_utils.MLPEnv()
           dataset = datasets.distribute(
@@ -238,28 +240,6 @@ class CpuTraining:
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     return wrapped_input_fn
-
-  def _has_gpu_tables(self) -> bool:
-    """Tells whether the tables are on this process's GPU, and take ids as they come."""
-    config = self.config
-    return bool(
-      self._params.train.use_gpu_emb_table
-      and not config.enable_fused_layout
-      and not config.enable_full_sync_training
-      and not config.reorder_fids_in_data_pipeline
-      and not export_context.is_dry_run_or_exporting()
-    )
-
-  def _pack_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Packs the ids of a batch into one tensor, but for those that the lookup will refuse."""
-    names = list(self.feature_configs.configs)
-    rows = packed_ids.static_rows(dataset.element_spec, names)
-    if not names or rows is None:
-      return dataset
-    self._packed_rows = rows
-    return dataset.map(
-      lambda features: packed_ids.pack(features, names), num_parallel_calls=tf.data.AUTOTUNE
-    )
 
   def create_model_fn(self) -> ModelFn:
     """Returns the model function for an Estimator.
@@ -303,7 +283,7 @@ class CpuTraining:
     if stream_batch is not None:
       self._check_stream(mode)
       auxiliary_bundle[lookups.STREAM_KEY] = stream_batch._asdict()
-    inputs, auxiliary_bundle = self._input_lookup().look_up(
+    inputs, auxiliary_bundle = self._lookup_of_graph().look_up(
       hash_table, features, auxiliary_bundle, async_function_mgr
     )
     self._batch_size = inputs.batch_size()
@@ -343,11 +323,6 @@ class CpuTraining:
         sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
       )
     return spec
-
-  def _input_lookup(self) -> lookups.InputLookup:
-    return lookups.InputLookup(
-      self.config, self.feature_configs, self._slot_merging, self._task.ctx, self._packed_rows
-    )
 
   def _check_stream(self, mode: str) -> None:
     """Refuses what cannot move the positions in a stream together with what is learnt from it.

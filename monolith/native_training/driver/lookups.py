@@ -6,8 +6,9 @@ features -> [reordered ids] -> hash_table.lookup -> [queue] -> pool and slice ->
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
@@ -27,6 +28,7 @@ from monolith.native_training.driver.feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
+from monolith.native_training.graph import export_context
 from monolith.native_training.hooks import stream_hook
 from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import merging, packed_ids, pooling, protocols
@@ -73,34 +75,45 @@ class ModelInputs(NamedTuple):
     return None
 
 
-class InputLookup:
+class InputLookup(abc.ABC):
   """Looks up the embeddings of a batch and hands them to the slots of a task.
+
+  There is one subclass for each kind of table group of `tables/protocols.py`; `create` chooses.
 
   Args:
     config: the configuration of this process.
+    params: the task's params, which say whether tables are on the GPU.
     feature_configs: what the task declared.
     slot_merging: which features share a table; `None` if none does.
     ctx: the task's context, which gets the factory of its features.
-    packed_rows: the static batch size of each feature, where the input pipeline has packed them.
   """
 
   def __init__(
     self,
     config: CpuTrainingConfig,
+    params: Any,
     feature_configs: dry_run.FeatureConfigs,
     slot_merging: merging.SlotMerging | None,
     ctx: native_task.NativeContext,
-    packed_rows: Mapping[str, int | None] | None = None,
   ):
-    self._packed_rows = packed_rows
     self._config = config
+    self._params = params
     self._feature_configs = feature_configs
     self._slot_merging = slot_merging
     self._ctx = ctx
 
+  def pack_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with all ids of a batch in one tensor, where they travel like that."""
+    return dataset
+
+  def reorder_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with what else can be done with ids in the input pipeline."""
+    return dataset
+
+  @abc.abstractmethod
   def look_up(
     self,
-    hash_table: protocols.AnyGroup,
+    hash_table: Any,
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
@@ -108,7 +121,7 @@ class InputLookup:
     """Returns the inputs of the model, and the auxiliary bundle as it comes out of the queue.
 
     Args:
-      hash_table: the tables, of the kind that the configuration asks for.
+      hash_table: the tables, of this kind.
       features: what the input function gave.
       auxiliary_bundle: tensors that travel with the batch.
       async_function_mgr: runs what a step need not wait for.
@@ -117,11 +130,180 @@ class InputLookup:
       KeyError: an embedding feature is missing.
       TypeError: one is not a ragged tensor of int64.
     """
-    look_up: Any = self._look_up_layouts if self._config.enable_fused_layout else self._look_up
-    return look_up(hash_table, features, auxiliary_bundle, async_function_mgr)
 
-  def reorder_fids(self, features: Features) -> Features:
-    """De-duplicates and shards ids in the input pipeline, for synchronous training."""
+  def _split(self, features: Features) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
+    """Returns the ids of the embedding features, and everything that is not ragged.
+
+    Raises:
+      KeyError: an embedding feature is missing.
+      TypeError: one is not a ragged tensor of int64.
+    """
+    ids = {}
+    for name in self._feature_configs.configs:
+      if name not in features:
+        raise KeyError(
+          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
+        )
+      value = features[name]
+      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
+        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
+      ids[name] = value
+    dense = {
+      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
+    }
+    return ids, dense
+
+  def _pool(
+    self,
+    embeddings: dict[str, tf.Tensor],
+    ids: dict[str, tf.RaggedTensor],
+    dense: dict[str, tf.Tensor],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[dict[pooling.SliceKey, tf.Tensor], tf.Tensor]:
+    """Returns the pooled slices, and when the batch was requested."""
+    # All come out of one queue, or one iterator.
+    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
+    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
+    _collect_dequeued("dequeued_features", dense)
+    slices = pooling.create_embedding_slices(
+      embeddings, ids, self._feature_configs.combiners, self._feature_configs.unmerged_slice_dims
+    )
+    req_time = get_req_time(dense)
+    if req_time is None:
+      # Rows must have an age, or none expires.
+      req_time = tf.cast(tf.timestamp(), tf.int64)
+    self._ctx.layout_factory = None
+    return slices, req_time
+
+
+def create(config: CpuTrainingConfig, *args: Any) -> InputLookup:
+  """Returns the lookup for the kind of tables that a configuration asks for.
+
+  Args:
+    config: the configuration.
+    *args: the other arguments of `InputLookup`.
+  """
+  if config.enable_fused_layout:
+    return LayoutLookup(config, *args)
+  if config.enable_full_sync_training:
+    return RankLookup(config, *args)
+  return TableLookup(config, *args)
+
+
+class TableLookup(InputLookup):
+  """Looks up tables that take ids as they are: in this process, or on parameter servers."""
+
+  # The static batch size of each feature, where the input pipeline has packed their ids.
+  _packed_rows: dict[str, int | None] | None = None
+
+  def pack_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Packs the ids of a batch into one tensor for a GPU, but for those the lookup will refuse."""
+    if not self._params.train.use_gpu_emb_table or export_context.is_dry_run_or_exporting():
+      return dataset
+    names = list(self._feature_configs.configs)
+    rows = packed_ids.static_rows(dataset.element_spec, names)
+    if not names or rows is None:
+      return dataset
+    self._packed_rows = rows
+    return dataset.map(
+      lambda features: packed_ids.pack(features, names), num_parallel_calls=tf.data.AUTOTUNE
+    )
+
+  def look_up(
+    self,
+    hash_table: protocols.TableGroup,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Looks up embeddings, perhaps ahead of the step."""
+    config = self._config
+    if packed_ids.PACKED_KEY in features:
+      assert self._packed_rows is not None
+      ids, dense = packed_ids.unpack(features, self._packed_rows, _GPU)
+    else:
+      ids, dense = self._split(features)
+    stream = auxiliary_bundle.get(STREAM_KEY)
+    has_samples = None if stream is None else stream["counts"][0] > 0
+    if stream is not None and not config.embedding_prefetch_capacity:
+      # A step cannot be left out once it has begun, so empty batches must not begin one.
+      (ids, dense, auxiliary_bundle), stream_queue = prefetch_queue.enqueue_dicts_with_queue_return(
+        (ids, dense, auxiliary_bundle), queue_name="stream_queue", condition=has_samples
+      )
+      hash_table.add_queue_hook(
+        stream_hook.StreamHook(stream_queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
+      )
+      has_samples = None  # Now it is told for all that follows.
+    slot_to_id = {name: ragged.values for name, ragged in ids.items()}
+    embeddings = hash_table.lookup(slot_to_id)
+    id_split = hash_table.get_id_split(slot_to_id)
+    (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
+      prefetch_queue.enqueue_dicts_with_queue_return(
+        (embeddings, ids, dense, id_split, auxiliary_bundle),
+        capacity=config.embedding_prefetch_capacity,
+        condition=has_samples,
+      )
+    )
+    hash_table.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
+    if queue is not None:
+      hash_table.add_queue_hook(
+        prefetch_queue.EnqueueHook(queue)
+        if has_samples is None
+        else stream_hook.StreamHook(queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
+      )
+    slices, req_time = self._pool(embeddings, ids, dense, async_function_mgr)
+    self._ctx.feature_factory = _CpuFeatureFactory(
+      hash_table,
+      ids,
+      embeddings,
+      slices,
+      req_time,
+      async_function_mgr,
+      async_push=config.enable_embedding_postpush,
+      stream_batch=_take_stream_batch(auxiliary_bundle),
+    )
+    return ModelInputs({**dense, **embeddings}, embeddings, slices), auxiliary_bundle
+
+
+class RankLookup(InputLookup):
+  """Looks up tables over synchronous ranks, which take ids that are reordered by rank."""
+
+  def reorder_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """De-duplicates ids and reorders them by rank, where the configuration wants it here."""
+    if not self._config.reorder_fids_in_data_pipeline or not self._feature_configs.configs:
+      return dataset
+    return dataset.map(self._reorder, num_parallel_calls=tf.data.AUTOTUNE)
+
+  def look_up(
+    self,
+    hash_table: protocols.ReorderedGroup,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Looks up embeddings, ahead of the step where the tables have queues."""
+    if _ELEMENT_KEY not in features:  # As in a prediction.
+      features = self._reorder(features)
+    dense, (expanded, lookup_args) = features[_ELEMENT_KEY]
+    auxiliary_bundle["features"] = dense
+    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
+    embeddings, auxiliary_bundle = hash_table.lookup(
+      {name: None for name in self._feature_configs.configs}, auxiliary_bundle, lookup_args
+    )
+    ids = auxiliary_bundle.pop("embedding_ragged_ids")
+    dense = auxiliary_bundle.pop("features")
+    slices, req_time = self._pool(embeddings, ids, dense, async_function_mgr)
+    self._ctx.feature_factory = _FusedCpuFeatureFactory(
+      hash_table,
+      embeddings,
+      slices,
+      req_time,
+      auxiliary_bundle,
+      self._slot_merging is None,
+    )
+    return ModelInputs({**dense, **embeddings}, embeddings, slices), auxiliary_bundle
+
+  def _reorder(self, features: Features) -> Features:
     ids, dense = self._split(features)
     names = sorted(ids)
     lookup_args: Any
@@ -149,38 +331,18 @@ class InputLookup:
     )
     return {_ELEMENT_KEY: (dense, (expanded, lookup_args))}
 
-  def _split(self, features: Features) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
-    """Returns the ids of the embedding features, and everything that is not ragged.
 
-    Raises:
-      KeyError: an embedding feature is missing.
-      TypeError: one is not a ragged tensor of int64.
-    """
-    if packed_ids.PACKED_KEY in features:
-      assert self._packed_rows is not None
-      return packed_ids.unpack(features, self._packed_rows, _GPU)
-    ids = {}
-    for name in self._feature_configs.configs:
-      if name not in features:
-        raise KeyError(
-          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
-        )
-      value = features[name]
-      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
-        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
-      ids[name] = value
-    dense = {
-      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
-    }
-    return ids, dense
+class LayoutLookup(InputLookup):
+  """Looks up tables of a fused layout, whose ids the parsers have sharded already."""
 
-  def _look_up_layouts(
+  def look_up(
     self,
     hash_table: protocols.LayoutGroup,
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
   ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Looks up layouts, perhaps ahead of the step."""
     self._ctx.feature_factory = None
     look_up = hash_table.lookup(
       features,
@@ -199,105 +361,6 @@ class InputLookup:
       async_push=self._config.enable_embedding_postpush,
     )
     return ModelInputs(features, layouts=layouts), auxiliary_bundle
-
-  def _look_up(
-    self,
-    hash_table: protocols.AnyGroup,
-    features: Features,
-    auxiliary_bundle: dict[str, Any],
-    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
-  ) -> tuple[ModelInputs, dict[str, Any]]:
-    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
-    config = self._config
-    is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
-    if config.enable_full_sync_training and not is_reordered:
-      # Tables of workers take reordered ids only; in a prediction the pipeline leaves ids alone.
-      features = self.reorder_fids(features)
-      is_reordered = True
-    if is_reordered:
-      embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
-        cast(protocols.ReorderedGroup, hash_table), features[_ELEMENT_KEY], auxiliary_bundle
-      )
-    else:
-      group = cast(protocols.TableGroup, hash_table)
-      ids, dense = self._split(features)
-      stream = auxiliary_bundle.get(STREAM_KEY)
-      has_samples = None if stream is None else stream["counts"][0] > 0
-      if stream is not None and not config.embedding_prefetch_capacity:
-        # A step cannot be left out once it has begun, so empty batches must not begin one.
-        (ids, dense, auxiliary_bundle), stream_queue = (
-          prefetch_queue.enqueue_dicts_with_queue_return(
-            (ids, dense, auxiliary_bundle), queue_name="stream_queue", condition=has_samples
-          )
-        )
-        hash_table.add_queue_hook(
-          stream_hook.StreamHook(stream_queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
-        )
-        has_samples = None  # Now it is told for all that follows.
-      slot_to_id = {name: ragged.values for name, ragged in ids.items()}
-      embeddings = group.lookup(slot_to_id)
-      id_split = group.get_id_split(slot_to_id)
-      (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
-        prefetch_queue.enqueue_dicts_with_queue_return(
-          (embeddings, ids, dense, id_split, auxiliary_bundle),
-          capacity=config.embedding_prefetch_capacity,
-          condition=has_samples,
-        )
-      )
-      group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
-      if queue is not None:
-        hash_table.add_queue_hook(
-          prefetch_queue.EnqueueHook(queue)
-          if has_samples is None
-          else stream_hook.StreamHook(queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
-        )
-    # All come out of one queue, or one iterator.
-    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
-    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
-    _collect_dequeued("dequeued_features", dense)
-    slices = pooling.create_embedding_slices(
-      embeddings, ids, self._feature_configs.combiners, self._feature_configs.unmerged_slice_dims
-    )
-    req_time = get_req_time(dense)
-    if req_time is None:
-      # Rows must have an age, or none expires.
-      req_time = tf.cast(tf.timestamp(), tf.int64)
-    self._ctx.layout_factory = None
-    if config.enable_full_sync_training:
-      self._ctx.feature_factory = _FusedCpuFeatureFactory(
-        cast(protocols.ReorderedGroup, hash_table),
-        embeddings,
-        slices,
-        req_time,
-        auxiliary_bundle,
-        self._slot_merging is None,
-      )
-    else:
-      self._ctx.feature_factory = _CpuFeatureFactory(
-        cast(protocols.TableGroup, hash_table),
-        ids,
-        embeddings,
-        slices,
-        req_time,
-        async_function_mgr,
-        async_push=config.enable_embedding_postpush,
-        stream_batch=_take_stream_batch(auxiliary_bundle),
-      )
-    inputs = ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
-    return inputs, auxiliary_bundle
-
-  def _look_up_reordered(
-    self, hash_table: protocols.ReorderedGroup, element: Any, auxiliary_bundle: dict[str, Any]
-  ) -> tuple[dict, dict, dict, dict]:
-    dense, (expanded, lookup_args) = element
-    auxiliary_bundle["features"] = dense
-    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
-    embeddings, auxiliary_bundle = hash_table.lookup(
-      {name: None for name in self._feature_configs.configs}, auxiliary_bundle, lookup_args
-    )
-    ids = auxiliary_bundle.pop("embedding_ragged_ids")
-    dense = auxiliary_bundle.pop("features")
-    return embeddings, ids, dense, auxiliary_bundle
 
 
 def _take_stream_batch(

@@ -14,7 +14,7 @@ from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _REALTIME_DENSE_ONLY_SECS = 1800
 
-# These belong to what is not public, or to what is decided elsewhere.
+# These belong to tools that are not public, or are decided elsewhere.
 _UNUSED_FIELDS = (
   "processes_per_gpu",
   "roughsort_candidate_items_path",
@@ -30,12 +30,13 @@ _UNUSED_FIELDS = (
   "ps_replica_num",
   "use_estimator",
 )
-# Fields with an effect only where ranks share tables and variables, and only where they do not.
+# Fields that only have an effect if ranks share tables and variables, or only if they do not.
 _FULL_SYNC_FIELDS = (
   "merge_sync_training_ckpt",
   "enable_async_optimize",
   "enable_pipelined_fwda2a",
   "enable_pipelined_bwda2a",
+  "reorder_fids_in_data_pipeline",
 )
 _NO_FULL_SYNC_FIELDS = ("only_feature_engineering",)
 _NO_SYNC_FIELDS = ("enable_variable_prefetch",)
@@ -75,7 +76,7 @@ def make_native_task_context(
 
 
 def check_options(config: CpuTrainingConfig) -> None:
-  """Refuses what cannot be done.
+  """Refuses options that cannot be met.
 
   Raises:
     ValueError: the model is to be dumped, or an option of the row log or `steps_in_flight` makes no
@@ -134,7 +135,7 @@ def report_unused_options(config: CpuTrainingConfig, params: Any) -> None:
 
 
 def fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) -> None:
-  """Decides, in the caller's object, what was left to the driver."""
+  """Sets the options that were left to the driver, in the caller's object."""
   if not config.model_name:
     config.model_name = task.p.metrics.deep_insight_name or f"di_name_{type(task).__name__}"
   if config.enable_realtime_training and config.partial_recovery is None:
@@ -151,7 +152,7 @@ def fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) ->
 
 
 def to_serving_config(config: CpuTrainingConfig) -> CpuTrainingConfig:
-  """Returns a copy fit for exported graphs: one process, nothing asynchronous."""
+  """Returns a copy for exported graphs, which run in one process and have no queues."""
   serving = copy.deepcopy(config)
   serving.embedding_prefetch_capacity = 0
   serving.enable_embedding_postpush = False

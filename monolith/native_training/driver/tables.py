@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -100,24 +99,17 @@ def create(
       sync_clients = [client]
     elif config.enable_realtime_training:
       sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
-  num_ranks = layout_ranks(config, use_gpu_emb_table)
-  create_table: Callable[[CpuTrainingConfig, Configs, list[Any], list[Any]], Any]
-  if num_ranks is not None:
-    create_table = functools.partial(_create_over_ranks, num_ranks)
-  elif config.enable_full_sync_training:
-    create_table = _create_in_worker
-  else:
-    create_table = _create_on_servers
+  if config.enable_fused_layout:
+    hash_table = _create_for_layouts(
+      config, layout_ranks(config, use_gpu_emb_table), hash_filters, sync_clients
+    )
+    return Tables(hash_table, hash_filters, enable_hash_filter)
+  create_table = _create_in_worker if config.enable_full_sync_training else _create_on_servers
 
   def create_tables(configs: Configs) -> Any:
     return create_table(config, configs, hash_filters, sync_clients)
 
-  if (
-    shared_tables
-    and config.use_native_multi_hash_table
-    # With a fused layout the input pipeline shards ids feature by feature, and shares by itself.
-    and not config.enable_fused_layout
-  ):
+  if shared_tables and config.use_native_multi_hash_table:
     hash_table = multi_type_hash_table.SharedSlotHashTable(
       feature_configs, shared_tables, create_tables
     )
@@ -217,14 +209,6 @@ def _create_on_servers(
   sync_clients: list[Any],
 ) -> Any:
   """Returns the tables of asynchronous training, on parameter servers or in this process."""
-  if config.enable_fused_layout:
-    return distributed_ps_factory.create_partitioned_hash_table(
-      config.num_ps,
-      bool(config.use_native_multi_hash_table),
-      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
-      hash_filters=hash_filters,
-      sync_clients=sync_clients,
-    )
   if config.use_native_multi_hash_table:
     return distributed_ps_factory.create_native_multi_hash_table(
       config.num_ps,
@@ -250,14 +234,6 @@ def _create_in_worker(
   sync_clients: list[Any],
 ) -> Any:
   """Returns the tables of synchronous training, where each worker owns a share of the ids."""
-  if config.enable_fused_layout:
-    return distributed_ps_factory.create_partitioned_hash_table(
-      config.num_ps,
-      bool(config.use_native_multi_hash_table),
-      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
-      hash_filters=hash_filters,
-      sync_clients=sync_clients,
-    )
   create_table = (
     distributed_ps_factory.create_in_worker_native_multi_hash_table
     if config.use_native_multi_hash_table
@@ -272,15 +248,27 @@ def _create_in_worker(
   )
 
 
-def _create_over_ranks(
-  num_ranks: int,
+def _create_for_layouts(
   config: CpuTrainingConfig,
-  feature_configs: Configs,
+  num_ranks: int | None,
   hash_filters: list[Any],
   sync_clients: list[Any],
 ) -> Any:
-  """Returns the tables of a fused layout in ranks, or in this process alone."""
-  del feature_configs  # The input pipeline has them, too: they are in the parser context.
+  """Returns the tables of a fused layout, whose features the parser context knows.
+
+  Args:
+    config: the process's configuration.
+    num_ranks: what `layout_ranks` returned.
+    hash_filters, sync_clients: one per server.
+  """
+  if num_ranks is None:
+    return distributed_ps_factory.create_partitioned_hash_table(
+      config.num_ps,
+      bool(config.use_native_multi_hash_table),
+      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+      hash_filters=hash_filters,
+      sync_clients=sync_clients,
+    )
   if config.enable_embedding_postpush:
     raise ValueError(
       "enable_embedding_postpush is set, but the tables of a fused layout are in this process and "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -76,6 +78,19 @@ class FeatureFactoriesTest(tf.test.TestCase):
       session.run(op)
       self.assertAllEqual(session.run(ids), [4, 5])
       self.assertAllEqual(session.run(gradient), 4 * tf.ones([2, 3]).eval())
+
+  def test_gradients_of_what_was_looked_up_need_no_second_pass(self):
+    pairs = [(tf.ones([2, 3]), row) for row in self._embeddings.values()]
+    with mock.patch.object(tf, "gradients", side_effect=AssertionError("a second pass")):
+      for factory in (self._cpu_factory(), self._fused_factory()):
+        factory.apply_gradients(pairs)
+
+    # Several gradients of one embedding are added up.
+    row = self._embeddings["a"]
+    self._cpu_factory().apply_gradients([(row, row), (2 * row, row)])
+    (_, gradient) = self._tables.args[0]["a"]
+    with self.session() as session:
+      self.assertAllEqual(session.run(gradient), [[3.0] * 3] * 2)
 
   def test_nothing_to_apply(self):
     for factory in (self._cpu_factory(), self._fused_factory()):
