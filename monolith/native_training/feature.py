@@ -121,8 +121,8 @@ class FeatureSlotConfig:
       default_vec_learning_rate_fn: for slices that do not bring their own.
     hashtable_config: the kind of table.
     slot_id: the slot bits of the feature ids, if they have any.
-    occurrence_threshold: occurrences of an id that are only counted; the next one makes its row.
-      Holds for every id of the slot's columns.
+    occurrence_threshold: the first batches with an id, this many, only count it; the next one makes
+      its row. Holds for every id of the slot's columns.
     expire_time: days after which an unused row expires; so does this.
     admit_after: another name of `occurrence_threshold`.
     expire_after: another way to give `expire_time`: days, or a text such as "30d" or "2w".

@@ -582,8 +582,8 @@ class MonolithModel(MonolithBaseModel):
 
     Args:
       feature_name: its name or slot.
-      occurrence_threshold: this many occurrences of an id are only counted, the next one makes its
-        row; by default what the param `default_occurrence_threshold` says.
+      occurrence_threshold: the first batches with an id, this many, only count it; the next one
+        makes its row. By default the param `default_occurrence_threshold`.
       expire_time: days after which an unused row expires.
       max_seq_length: how many of a sequence's first ids are kept apart; 0 if it is no sequence.
       shared_name: the feature whose rows are used.

@@ -249,6 +249,14 @@ print(steps == ["configure", *range(20), "configured"])
     table.update([5], [[1]])
     self.assertIn(5, table)
 
+  def test_an_id_counts_once_in_a_batch(self):
+    table = _sgd(1, admit_after=2)
+    for _ in range(2):
+      table.update([5, 5, 5], [[1]] * 3)
+    self.assertNotIn(5, table)
+    table.update([5, 5, 5], [[1]] * 3)
+    self.assertIn(5, table)
+
   def test_schedules_see_the_step(self):
     table = _sgd(1, learning_rate=lambda step: 10.0**step)
     for _ in range(3):

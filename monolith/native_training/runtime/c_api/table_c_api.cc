@@ -235,6 +235,7 @@ Status ReadOptions(const MonoTable& table, const MonoWriteOptions* from, Optimiz
   to->num_learning_rates = from->num_learning_rates;
   to->global_step = from->global_step;
   to->dedup = from->sum_duplicates != 0;
+  to->count_once = to->dedup;
   return Status::Ok();
 }
 

@@ -102,7 +102,9 @@ typedef struct MonoWriteOptions {
   const float* learning_rates;  // one per segment; optimize only
   int64_t num_learning_rates;
   int32_t non_finite;
-  int32_t sum_duplicates;  // optimize: 1: equal ids take one step on the sum of their gradients
+  // optimize: 1: equal ids take one step on the sum of their gradients, and admission counts them
+  // once
+  int32_t sum_duplicates;
 } MonoWriteOptions;
 
 typedef struct MonoTableStats {
