@@ -1,7 +1,7 @@
-"""Modules that publish names whose code lives elsewhere, without a change for those who patch.
+"""Modules that publish names whose code lives elsewhere, and that can still be patched.
 
-A test or a program that replaces a name in such a module means the code that reads it. So what is
-set on a facade is set in the modules behind it too.
+A test or a program that replaces a name in such a module means the code that reads it. So an
+assignment to a name of a facade also reaches the modules behind it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def forward_assignments(facade: str, *modules: types.ModuleType) -> None:
-  """Lets assignments to names of a facade reach the modules behind it.
+  """Makes assignments to names of a facade reach the modules behind it.
 
   Names that a module behind does not have stay with the facade.
 

@@ -1,7 +1,7 @@
 """An import hook: the names of `tf.estimator` are imported when they are used, not all at once.
 
-`tf.estimator` publishes a dozen ready-made models. Importing them takes five times as long as what
-a program with a model of its own needs of the package.
+`tf.estimator` publishes a dozen ready-made models. Importing them takes five times as long as
+importing the rest of the package, which is all that a program with its own model needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _PACKAGES = ("tensorflow_estimator._api.", "tensorflow_estimator.python.estimator.api.")
-# The generator of these modules marks what it publishes with the line of its definition.
+# The generator of these modules marks each published name with the line of its definition.
 _PUBLISHED = re.compile(r"^from (\S+) import (\w+)(?: as (\w+))? # line: \d+$", re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds the modules that only publish names of others."""
+  """Finds modules that only publish names of others."""
 
   def find_spec(
     self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

@@ -1,8 +1,8 @@
 """Keeps TensorFlow's noise off the screen; `MONOLITH_VERBOSE=1` lets everything through.
 
-Estimator and the graph API say with dozens of lines that they are deprecated, and with dozens more
-what they are doing; on x86-64 its import reports errors on every machine, which mean nothing. Other
-errors and warnings stay.
+Estimator and the graph API log dozens of lines about their deprecation and dozens more about their
+progress. On x86-64 the import of TensorFlow reports errors on every machine, which mean nothing.
+Other errors and warnings are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FILTER = _Filter()
 
 
 def is_verbose() -> bool:
-  """Returns whether the user wants to see everything."""
+  """Returns whether the user asked to see everything."""
   return env_utils.get_bool(_ENV)
 
 
@@ -63,11 +63,10 @@ def before_tensorflow() -> None:
 
 @contextlib.contextmanager
 def import_of_tensorflow() -> Iterator[None]:
-  """Leaves out what TensorFlow writes to stderr at every import; the rest is written at the end.
+  """Leaves out the lines that TensorFlow writes to stderr at every import; keeps all others.
 
-  What is written while the C++ libraries are loaded passes Python by, so that the descriptor itself
-  is led elsewhere. Users who ask for everything with `MONOLITH_VERBOSE=1` or
-  `TF_CPP_MIN_LOG_LEVEL=0` get it.
+  C++ libraries write past Python while they are loaded, so the file descriptor is redirected.
+  `MONOLITH_VERBOSE=1` and `TF_CPP_MIN_LOG_LEVEL=0` turn this off.
   """
   if is_verbose() or os.environ.get(_LEVEL_ENV) == "0" or not _is_noisy_machine():
     yield
@@ -97,7 +96,7 @@ def _is_noise(line: bytes) -> bool:
 
 
 def _is_noisy_machine() -> bool:
-  """Returns whether the import is noisy, and ends in no abort whose reason must be seen."""
+  """Returns whether the import is noisy, and will not abort with a reason that must be seen."""
   if platform.machine() != "x86_64":
     return False
   try:
@@ -108,9 +107,9 @@ def _is_noisy_machine() -> bool:
 
 
 def filter_tensorflow() -> None:
-  """Leaves out deprecations and progress reports of TensorFlow's Python; once is enough.
+  """Leaves out deprecations and progress reports of TensorFlow's Python code.
 
-  A program that has chosen a level for TensorFlow's logger keeps it.
+  Calls after the first do nothing. A level that the program chose for TensorFlow's logger is kept.
   """
   if is_verbose():
     return
@@ -123,5 +122,5 @@ def filter_tensorflow() -> None:
   if logger.level in (logging.NOTSET, logging.INFO):
     logger.setLevel(logging.WARNING)
   if logger.handlers:
-    # The root logger has a handler as well, and would say everything again.
+    # The root logger has a handler as well, which would repeat everything.
     logger.propagate = False

@@ -10,14 +10,14 @@ from absl import app, flags, logging
 from monolith.core import hyperparams, model_registry
 
 FLAGS = flags.FLAGS
-# Flags that are defined here belong to the runner that calls.
+# Flags defined here are listed under the calling runner.
 flags.disclaim_key_flags()
 
 _writer_ids = itertools.count()
 
 
 def define_flag(define: Callable[..., Any], name: str, *args: Any) -> None:
-  """Defines a flag unless another runner, which shares some of them, has done so.
+  """Defines a flag unless another runner has defined it already.
 
   Args:
     define: `flags.DEFINE_string` or the like.
@@ -29,7 +29,7 @@ def define_flag(define: Callable[..., Any], name: str, *args: Any) -> None:
 
 
 def define_task_flags() -> None:
-  """Defines the flags that all runners have: what to run, how, and where."""
+  """Defines the flags that all runners share: the task, the mode and the place."""
   define_flag(flags.DEFINE_string, "task", None, "Registered task, <module>.<Class>.")
   define_flag(flags.DEFINE_string, "model_dir", None, "Folder of checkpoints and summaries.")
   define_flag(
@@ -63,7 +63,7 @@ class BaseRunner:
 
     Args:
       logs: numbers by tag.
-      summary_writer: what to write with.
+      summary_writer: the writer to use.
       current_step: the step of the numbers.
     """
     # A graph of its own: the caller's may be finalized, and the writer asks for the default graph.
@@ -95,18 +95,18 @@ class BaseRunner:
     return value
 
   def _open_eval_writer(self, runner: str) -> tf.compat.v1.summary.FileWriter:
-    """Returns a writer in the folder `eval`, which it makes."""
+    """Returns a writer in the folder `eval`, which is created."""
     eval_dir = os.path.join(self._model_dir, "eval")
     tf.io.gfile.makedirs(eval_dir)
-    # The estimator has a writer in the same folder, and without a suffix both files could have the
-    # same name: that of the second in which they were opened.
+    # The estimator has a writer in the same folder. Files are named after the second in which they
+    # were opened, so without a suffix both could have the same name.
     return tf.compat.v1.summary.FileWriter(
       eval_dir, filename_suffix=f".{runner}.{os.getpid()}.{next(_writer_ids)}"
     )
 
 
 def run_task(runner_class: Callable[..., BaseRunner], argv: list[str]) -> None:
-  """Runs the task that the flags name; `main` of the runners.
+  """Runs the task that the flags name; the `main` of each runner.
 
   Raises:
     app.UsageError: `--task` is missing, or there are arguments that are not flags.

@@ -1,9 +1,9 @@
-"""Asks an agent, or reads and writes what agents keep in ZooKeeper.
+"""Queries an agent, or reads and writes the nodes of agents in ZooKeeper.
 
 hb, gr                the agent at --port: heart beat, replicas of --server_type and --task
 addr                  addresses of all replicas of --model_name
-get                   what --args says: addr, portal, pub, res, lock, elect, info
-load, unload          asks for --model_name, or takes that back
+get                   the nodes that --args names: addr, portal, pub, res, lock, elect, info
+load, unload          requests --model_name, or withdraws the request
 clean                 deletes the nodes of --args
 """
 
@@ -28,7 +28,7 @@ from monolith.agent_service import (
 )
 
 _TIMEOUT_SECS = 10
-# --args -> folder below the business.
+# --args -> folder below the one of the business.
 _FOLDERS = {
   "addr": "service",
   "portal": "portal",
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def ask_agent(options: argparse.Namespace) -> Any:
-  """Returns what an agent answers to `hb` or `gr`.
+  """Returns an agent's answer to `hb` or `gr`.
 
   Raises:
     grpc.RpcError: it does not answer.
@@ -89,7 +89,7 @@ def ask_agent(options: argparse.Namespace) -> Any:
 
 
 def read_tree(zk: Any, path: str) -> dict[str, Any]:
-  """Returns path -> what it says, of all nodes below `path` that say something."""
+  """Returns the values of all non-empty nodes below `path`, by their paths."""
   found = {}
   for child in zk_nodes.read_children(zk, path):
     data = zk_nodes.read_node(zk, f"{path}/{child}")
@@ -100,7 +100,7 @@ def read_tree(zk: Any, path: str) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, backend: backends.ZKBackend) -> Any:
-  """Runs a command that needs ZooKeeper with a started backend; returns what to print."""
+  """Runs a command on a started backend; returns the text to print."""
   zk, root = backend.zk, f"/{options.bzid}"
   if options.cmd_type == "addr":
     suffix = f"/{options.model_name}" if options.model_name else ""

@@ -1,4 +1,4 @@
-"""Tells training which processes serve a model, and lets serving say what it serves."""
+"""Tells training which processes serve a model, and publishes what serving processes serve."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SyncTargets = Union[Sequence[str], Mapping[str, parameter_sync_pb2.ClientConfig.
 
 
 class SyncBackend(abc.ABC):
-  """Tells which processes serve the tables of a parameter server."""
+  """Knows which processes serve the tables of a parameter server."""
 
   @abc.abstractmethod
   def subscribe_model(self, model_name: str) -> None:
-    """Says which model is trained."""
+    """Follows the serving processes of the model that is trained."""
 
   @abc.abstractmethod
   def get_sync_targets(self, sub_graph: str) -> tuple[str, SyncTargets]:
@@ -44,7 +44,7 @@ class SyncBackend(abc.ABC):
 
   @abc.abstractmethod
   def start(self) -> None:
-    """Starts to watch."""
+    """Starts to watch the serving processes."""
 
   @abc.abstractmethod
   def stop(self) -> None:
@@ -52,11 +52,11 @@ class SyncBackend(abc.ABC):
 
 
 class ZKBackend(SyncBackend):
-  """Declared models, layouts, containers and what they serve, in ZooKeeper.
+  """Declared models, layouts, containers and their bindings, in ZooKeeper.
 
-  `bindings` and `layouts` draw the nodes. What it was told to report is written again after a lost
-  session. What it follows is kept in memory: `get_sync_targets` and `get_service_map` answer from
-  there, also while ZooKeeper is away. Constructing it does not connect.
+  The docstrings of `bindings` and `layouts` draw the nodes. Reports are written again after a lost
+  session. Followed nodes are kept in memory: `get_sync_targets` and `get_service_map` answer from
+  there, even while ZooKeeper is away. Constructing a backend does not connect.
 
   Args:
     bzid: business the models belong to.
@@ -82,7 +82,7 @@ class ZKBackend(SyncBackend):
     return self._zk
 
   def start(self) -> None:
-    """Connects and watches.
+    """Connects to ZooKeeper and starts to watch.
 
     Raises:
       kazoo.handlers.threading.KazooTimeoutError: no ZooKeeper answers.
@@ -104,24 +104,24 @@ class ZKBackend(SyncBackend):
     self._zk.stop()
     self._zk.close()
 
-  # ---- what containers say ----
+  # ---- reports of containers ----
 
   def report_service_info(self, container: Container, info: ContainerServiceInfo) -> None:
-    """Writes how to reach a container, and writes it again after every lost session."""
+    """Writes the addresses of a container, and writes them again after every lost session."""
     with self._report_lock:
       self._service_infos[container] = info
       path = bindings.service_path(self._bzid, container)
       zk_nodes.write_ephemeral(self._zk, path, info.serialize())
 
   def get_service_info(self, container: Container) -> ContainerServiceInfo | None:
-    """Returns how to reach a container, `None` if it does not say."""
+    """Returns the addresses of a container, `None` if it has not reported them."""
     data = zk_nodes.read_node(self._zk, bindings.service_path(self._bzid, container))
     return None if data is None else bindings.parse_service_info(container, data)
 
   def sync_available_saved_models(
     self, container: Container, saved_models: set[SavedModel]
   ) -> None:
-    """Writes what a container serves now; what it no longer serves is removed.
+    """Writes the bindings of a container, and removes those that no longer hold.
 
     Bindings that are missing although they were written, or that belong to an earlier session, are
     made again.
@@ -136,14 +136,14 @@ class ZKBackend(SyncBackend):
           if not zk_nodes.delete_node(self._zk, path):
             logging.info("%s on %s is gone already", saved_model, container)
       except Exception:
-        # The next call must find again those that could not be removed.
+        # The next call must find those that could not be removed.
         self._available_saved_models[container] |= before
         raise
       for saved_model in sorted(saved_models, key=str):
         path = bindings.binding_path(self._bzid, saved_model, container)
         zk_nodes.write_ephemeral(self._zk, path, b"")
 
-  # ---- who serves what ----
+  # ---- bindings ----
 
   def subscribe_model(self, model_name: str) -> None:
     """Watches who serves `model_name`.
@@ -163,7 +163,7 @@ class ZKBackend(SyncBackend):
   def get_sync_targets(self, sub_graph: str) -> tuple[str, list[str]]:
     """Returns `("<model>:<sub graph>", grpc addresses of the containers that serve it)`.
 
-    Answers from memory, with what ZooKeeper said last.
+    Answers from memory, with the last state that ZooKeeper reported.
 
     Raises:
       AssertionError: no model is subscribed.
@@ -174,11 +174,11 @@ class ZKBackend(SyncBackend):
     return str(saved_model), targets
 
   def get_services(self, saved_model: SavedModel) -> dict[Container, ContainerServiceInfo]:
-    """Returns who serves a sub graph of a followed model, and how to reach it, from memory."""
+    """Returns the containers that serve a sub graph of a followed model, and their addresses."""
     return {} if self._bindings is None else self._bindings.get_services(saved_model)
 
   def get_service_map(self) -> dict[str, list[str]]:
-    """Returns `<model>:<sub graph>` -> addresses, of every model that is followed, from memory."""
+    """Returns `<model>:<sub graph>` -> addresses of every followed model, from memory."""
     return {} if self._bindings is None else self._bindings.get_service_map()
 
   # ---- layouts ----
@@ -225,15 +225,15 @@ class ZKBackend(SyncBackend):
       self._zk.set(path, config.serialize())
 
   def add_to_layout(self, layout_path: str, saved_model: SavedModel) -> None:
-    """Publishes a sub graph; does nothing if it is there already."""
+    """Publishes a sub graph; does nothing if it is published already."""
     self._zk.ensure_path(f"{layout_path}/{saved_model}")
 
   def list_layout(self, layout_path: str) -> list[str]:
-    """Returns `<model>:<sub graph>` of what is published to a layout, sorted."""
+    """Returns `<model>:<sub graph>` of the sub graphs published to a layout, sorted."""
     return zk_nodes.read_children(self._zk, layout_path)
 
   def remove_from_layout(self, layout_path: str, saved_model: SavedModel) -> None:
-    """Undoes `add_to_layout`; does nothing if it is not there."""
+    """Undoes `add_to_layout`; does nothing if the sub graph is not published."""
     zk_nodes.delete_node(self._zk, f"{layout_path}/{saved_model}")
 
   def bzid_info(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class ZKBackend(SyncBackend):
       self._zk.ensure_path(f"/{self._bzid}/{folder}")
 
   def _refresh(self, lost: bool) -> None:
-    """Writes again what was reported, and reads again what is followed."""
+    """Writes all reports again, and reads all followed nodes again."""
     if lost:
       self._ensure_folders()
     with self._report_lock:
@@ -306,7 +306,7 @@ class ZKBackend(SyncBackend):
 
 @contextlib.contextmanager
 def connect(bzid: str, zk_servers: str | None) -> Iterator[ZKBackend]:
-  """Gives a started backend, and stops it.
+  """Yields a started backend, and stops it afterwards.
 
   Raises:
     kazoo.handlers.threading.KazooTimeoutError: no ZooKeeper answers.

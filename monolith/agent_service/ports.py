@@ -17,10 +17,10 @@ _MAX_TRIES = 1000  # a host may allow fewer ports than are remembered
 
 
 def find_free_port() -> int:
-  """Returns a port on which nobody listens now, another one than in the last hundred calls.
+  """Returns a free port, different from those of the last hundred calls.
 
   Raises:
-    OSError: there is none.
+    OSError: no port is free.
   """
   with _lock:
     for _ in range(_MAX_TRIES):
@@ -34,7 +34,7 @@ def find_free_port() -> int:
 
 
 def check_port_open(port: int, host: str = "127.0.0.1", timeout_secs: float = 1) -> bool:
-  """Tells whether somebody listens on a port.
+  """Tells whether a process listens on a port.
 
   Args:
     port: the port.

@@ -1,4 +1,4 @@
-"""Ephemeral nodes that survive what happens to ZooKeeper sessions.
+"""Ephemeral nodes that outlive the loss of a ZooKeeper session.
 
 An ephemeral node belongs to the session that made it. A process that lost its session, or that was
 restarted before its old session expired, must not take a node of the old session for its own: it
@@ -19,10 +19,10 @@ def write_ephemeral(zk: Any, path: str, value: bytes) -> None:
   Args:
     zk: a started `KazooClient`.
     path: the node's path; missing parents are made.
-    value: what it shall say.
+    value: the content it is to have.
 
   Raises:
-    KazooException: ZooKeeper does not answer, or refuses.
+    KazooException: ZooKeeper does not answer, or refuses the request.
   """
   # Another process may delete the node between two calls.
   for _ in range(3):
@@ -43,7 +43,7 @@ def write_ephemeral(zk: Any, path: str, value: bytes) -> None:
 
 
 def delete_node(zk: Any, path: str, recursive: bool = False) -> bool:
-  """Deletes a node, on demand with all below it; returns False when there is none."""
+  """Deletes a node, on demand with all nodes below it; returns False if there is none."""
   try:
     zk.delete(path, recursive=recursive)
   except NoNodeError:
@@ -52,7 +52,7 @@ def delete_node(zk: Any, path: str, recursive: bool = False) -> bool:
 
 
 def read_children(zk: Any, path: str) -> list[str]:
-  """Returns the names of a node's children, sorted; none when the node is missing."""
+  """Returns the names of a node's children, sorted; none if the node is missing."""
   try:
     return sorted(zk.get_children(path))
   except NoNodeError:
@@ -60,7 +60,7 @@ def read_children(zk: Any, path: str) -> list[str]:
 
 
 def read_node(zk: Any, path: str) -> bytes | None:
-  """Returns what a node says, `None` when it is missing."""
+  """Returns the content of a node, `None` if the node is missing."""
   try:
     return zk.get(path)[0]
   except NoNodeError:

@@ -32,7 +32,7 @@ def layer_test(
   custom_objects: Any = None,
   test_harness: Any = None,
 ) -> np.ndarray:
-  """Builds a layer, wraps it in a functional model and checks what it says against what it does.
+  """Builds a layer, wraps it in a functional model, and compares its claims with its results.
 
   Args:
     layer_cls: the layer's class.

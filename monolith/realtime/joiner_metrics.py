@@ -1,4 +1,4 @@
-"""Tells Prometheus the figures of a joiner, on loopback."""
+"""Serves the metrics of a joiner to Prometheus, on loopback."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MEANINGS = {
 
 
 class Measured(Protocol):
-  """Collects the figures of a joiner, from any thread."""
+  """Collects the metrics of a joiner, from any thread."""
 
   poisoned: int
 
   def counters(self) -> Counters:
-    """Returns what was done."""
+    """Returns the counters."""
 
   def num_open(self) -> int:
     """Returns the number of impressions that wait."""
@@ -62,11 +62,11 @@ class _JoinerCollector:
 
 
 def serve_metrics(joiner: Measured, port: int) -> int:
-  """Answers Prometheus on loopback and returns the port.
+  """Starts to answer Prometheus on loopback, and returns the port.
 
   Args:
-    joiner: whose metrics.
-    port: where; 0: any free one.
+    joiner: the joiner to report on.
+    port: the port to listen on; 0 for any free one.
 
   Raises:
     OSError: the port is taken.

@@ -1,4 +1,4 @@
-"""The base of models that train on a stream of Examples and are asked with Examples.
+"""Base class of models that train on a stream of Examples and serve requests with Examples.
 
 class Clicks(stream_model.StreamModel):
   def parse(self, samples):
@@ -26,7 +26,7 @@ EXAMPLES = "examples"
 
 
 def define_stream(params: hyperparams.Params) -> None:
-  """Defines in a task's params what the trainer fills in: which samples to read, and how."""
+  """Defines the params that the trainer fills in: which samples to read, and how."""
   params.define("stream", hyperparams.Params(), "What to read.")
   stream = params.stream
   stream.define("servers", "", "Comma-separated host:port of Kafka brokers.")
@@ -45,7 +45,7 @@ def read_stream(
   """Returns batches of features, with the positions after them.
 
   Args:
-    stream: what `define_stream` has defined.
+    stream: the params that `define_stream` defined.
     parse: takes samples, [batch], and returns features.
   """
   dataset = kafka_dataset.KafkaDataset(
@@ -73,8 +73,8 @@ def read_stream(
 class StreamModel(native_model.MonolithModel):
   """A `MonolithModel` whose input is a Kafka topic of serialized Examples.
 
-  Positions in the topic are part of checkpoints. What to read is in the params `stream`, which the
-  trainer fills in.
+  Positions in the topic are part of checkpoints. The trainer fills in the params `stream`, which
+  say what to read.
   """
 
   @classmethod
@@ -85,7 +85,7 @@ class StreamModel(native_model.MonolithModel):
 
   @abc.abstractmethod
   def parse(self, samples: tf.Tensor) -> dict[str, Any]:
-    """Returns the features of a batch, in training as in serving.
+    """Returns the features of a batch, in training and in serving.
 
     Args:
       samples: [batch], variants or serialized Examples; without any in a silent stream.

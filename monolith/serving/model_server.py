@@ -24,7 +24,7 @@ def find_binary() -> str:
   """Returns the path of the program.
 
   Raises:
-    FileNotFoundError: it was not built; the message says what is missing.
+    FileNotFoundError: the program was not built; the message says what is missing.
   """
   if not os.access(_PROGRAM, os.X_OK):
     raise FileNotFoundError(
@@ -36,10 +36,10 @@ def find_binary() -> str:
 
 
 def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
-  """Returns the variables that the program runs with.
+  """Returns the environment variables for the program.
 
-  It is linked to the libraries of TensorFlow's package. Those of the TensorFlow that this Python
-  would import are found wherever it is installed.
+  The program is linked to TensorFlow's libraries. It finds those of the TensorFlow that this Python
+  would import, wherever that is installed.
 
   Args:
     environment: the variables of this process.
@@ -51,7 +51,7 @@ def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Replaces this process by the server, whose exit status is that of the program.
+  """Replaces this process by the server; does not return if that succeeds.
 
   Args:
     arguments: its flags; those of the command line by default.

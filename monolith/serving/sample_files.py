@@ -1,8 +1,8 @@
-"""Files of samples, read as what a model's signature takes.
+"""Reads files of samples as inputs of a model's signature.
 
 csv            a line of names, then a line per example; several numbers in a cell are separated
                by blanks
-tfrecord       a record per example, whatever the model parses
+tfrecord       a record per example, in a format that the model parses
 instance, example, example_batch
                records as `PBDataset` reads them: header, length, message
 """
@@ -27,7 +27,7 @@ _TFRECORD_FRAME_BYTES = 16
 
 
 class RecordHeader(NamedTuple):
-  """Says what stands before the length of a record; all of it is skipped.
+  """Describes the bytes before the length of a record, all of which are skipped.
 
   Attributes:
     lagrangex_header: 8 bytes, and nothing else.
@@ -50,9 +50,9 @@ def read_batches(
   Args:
     path: the file.
     kind: one of `FORMATS`.
-    signature: what takes the examples.
+    signature: the signature to read inputs for.
     batch_size: how many at a time; an ExampleBatch is always alone.
-    header: what stands before the records of Instances, Examples and ExampleBatches.
+    header: the bytes before each record of Instances, Examples and ExampleBatches.
 
   Raises:
     ServingError: INVALID_ARGUMENT, the file is torn, or its examples do not fit the signature.
@@ -79,8 +79,8 @@ def read_batches(
 def read_tfrecords(path: str) -> Iterator[bytes]:
   """Yields the records of a TFRecord file that is not compressed.
 
-  TensorFlow takes a file that ends inside of a record's first 11 bytes for a smaller one, and names
-  no file in its errors.
+  TensorFlow reads a file that ends within the first 11 bytes of a record as a smaller file, and its
+  errors do not name the file.
 
   Raises:
     tf.errors.DataLossError: the file is torn or corrupt.
@@ -168,7 +168,7 @@ def _read_csv(path: str, signature: Signature, batch_size: int) -> Iterator[dict
 
 
 def _csv_lines(path: str, stream: tf.io.gfile.GFile) -> Iterator[list[str]]:
-  """Yields the lines of a file; one that cannot be read is refused by its place."""
+  """Yields the lines of a file; the error for an unreadable line names its position."""
   lines = csv.reader(iter(stream.readline, ""))
   number = 1
   while True:

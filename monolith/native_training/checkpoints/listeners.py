@@ -1,4 +1,4 @@
-"""Listeners for what a checkpoint keeps beside its variables, in `<checkpoint>.assets/`.
+"""Listeners that save and restore the files of `<checkpoint>.assets/`: tables and filters.
 
 `hash_table_ops`, `multi_hash_table_ops` and `hash_filter_ops` derive their listeners from these
 and add only what differs: the names of the files, and where else to look for them.
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Asset(Generic[Item]):
-  """Something with files of its own in a checkpoint, and an op on them.
+  """A table, group or filter that has its own files in a checkpoint, and an op on these files.
 
   Attributes:
     item: a table, a group of tables or a filter.
@@ -58,7 +58,7 @@ def build_assets(
 class AssetSaverListener(tf.compat.v1.train.CheckpointSaverListener, abc.ABC, Generic[Item]):
   """Saves assets to `<basename>-<step>.assets/`, before the variables are saved.
 
-  Before, so that the `checkpoint` file names a checkpoint only when its assets are safe.
+  The order matters: the `checkpoint` file may name a checkpoint only once its assets are safe.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
@@ -138,7 +138,7 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
   def before_restore(self, session: tf.compat.v1.Session) -> None:
     """Restores the assets from the checkpoint of the session's variables, if there is one.
 
-    A session whose variables no saver of this package restored gets the newest checkpoint.
+    If no saver of this package restored the session's variables, the newest checkpoint is taken.
 
     Raises:
       ValueError: the checkpoint lacks a table.
@@ -153,17 +153,17 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
       self._restore_from_path_prefix(session, path_prefix)
 
   def _path_prefix_of(self, ckpt_prefix: str) -> str:
-    """Returns what the paths of a checkpoint's assets begin with."""
+    """Returns the prefix of the paths of a checkpoint's assets."""
     return checkpoint_state.SaveHelper.get_ckpt_asset_dir(ckpt_prefix)
 
   def _find_without_checkpoint(self, folder: str) -> str | None:
-    """Returns what the paths of assets begin with in a folder without a checkpoint, or `None`."""
+    """Returns that prefix in a folder without a checkpoint, or `None`."""
     logging.info("No checkpoint found in %s", folder)
     return None
 
   @abc.abstractmethod
   def _find_paths(self, path_prefix: str, items: Sequence[Item]) -> Iterable[str]:
-    """Returns the path of each item's files: `path_prefix` and a name, simply joined."""
+    """Returns the path of each item's files: `path_prefix` followed by its name."""
 
   def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
     restore_ops = {
@@ -186,7 +186,7 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
 class AssetRestorerSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Restores assets right after each save.
 
-  What was saved becomes the content: expired rows go, and so does what was written since the save.
+  Afterwards the content is what was saved: expired rows are gone, and so are writes since the save.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.

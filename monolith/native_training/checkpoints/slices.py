@@ -1,13 +1,13 @@
-"""Remembers, with a checkpoint, of which slices the rows of its tables consist.
+"""Records with a checkpoint which slices the rows of its tables consist of.
 
-A row is one vector; what its columns mean follows from the order in which the model declares
-slices. A model that declares them in another order would read every row wrongly, and nothing in
-the rows tells. So a checkpoint has a file `<prefix>.slices`, JSON, which is compared when a model
-starts from it. Checkpoints without one, which other programs wrote, are restored as they are.
+A row is one vector. The meaning of its columns follows from the order in which the model declares
+slices: a model that declares them in another order would misread every row, and the rows could not
+tell. So a checkpoint has a JSON file `<prefix>.slices`, which is compared when a model starts from
+it. Checkpoints of other programs have none and are restored as they are.
 
-What may change between two runs: tables, and the initializer, optimizer, compressor or learning
-rate of a slice. What may not: the number of slices, their sizes, and their order. Slices that are
-equal in all of this cannot be told apart.
+Between two runs, tables may come and go, and a slice may get another initializer, optimizer,
+compressor or learning rate. The number of slices, their sizes and their order may not change.
+Slices that are equal in all of this cannot be told apart.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Slice(NamedTuple):
   """A range of columns.
 
   Attributes:
-    dim: how many.
-    optimizer: which kind.
-    config: everything else that tells it from other slices, as text.
+    dim: the number of columns.
+    optimizer: the kind of optimizer.
+    config: all other settings that distinguish it from other slices, as text.
   """
 
   dim: int
@@ -39,12 +39,12 @@ class Slice(NamedTuple):
   config: str
 
 
-# Table name -> what its rows consist of.
+# Table name -> the slices of its rows.
 Tables = Mapping[str, Sequence[Slice]]
 
 
 def write(prefix: str, tables: Tables) -> None:
-  """Writes the record of the checkpoint `prefix`, completely or not at all."""
+  """Writes the record of the checkpoint `prefix` atomically."""
   content = {
     name: [slice_._asdict() for slice_ in slices] for name, slices in sorted(tables.items())
   }
@@ -85,7 +85,7 @@ def check_newest(model_dir: str, tables: Tables) -> None:
   """Checks that a model can read the rows of the newest checkpoint of a folder, if there is one.
 
   Raises:
-    ValueError: the slices of a table are others than in the checkpoint, or in another order.
+    ValueError: the slices of a table differ from those in the checkpoint, or their order does.
     tf.errors.DataLossError: the record is damaged.
   """
   newest = tf.train.latest_checkpoint(model_dir)
@@ -104,7 +104,7 @@ def check_newest(model_dir: str, tables: Tables) -> None:
 
 
 def _find_difference(saved: Sequence[Slice], wanted: Sequence[Slice]) -> tuple[str, str] | None:
-  """Returns a description of both if one cannot be read as the other."""
+  """Returns a description of the difference if one cannot be read as the other."""
   if [s.dim for s in saved] != [s.dim for s in wanted] or _is_reordered(
     [s.optimizer for s in saved], [s.optimizer for s in wanted]
   ):
@@ -115,7 +115,7 @@ def _find_difference(saved: Sequence[Slice], wanted: Sequence[Slice]) -> tuple[s
 
 
 def _is_reordered(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
-  """Returns whether the same things stand in another order."""
+  """Returns whether two lists differ in their order alone."""
   return list(saved) != list(wanted) and sorted(saved) == sorted(wanted)
 
 
@@ -128,7 +128,7 @@ def _describe(slices: Sequence[Slice], with_config: bool = False) -> str:
 
 
 class SlicesSaverListener(tf.compat.v1.train.CheckpointSaverListener):
-  """Writes the record of every checkpoint, before it counts.
+  """Writes the record of every checkpoint before the checkpoint becomes the newest.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.

@@ -1,6 +1,6 @@
-"""Rows that cannot be read: each is named by its file and line, and ends the reading or is counted.
+"""Handles rows that cannot be read: the first one ends the reading, or all of them are counted.
 
-`report` is where the choice between an error and a count is made.
+Messages name the file and line of a row. `report` chooses between an error and a count.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ ON_BAD_ROW = ("error", "skip")
 
 
 class BadRows:
-  """Counts the rows that a reader skips, and keeps what was wrong with the first ones.
+  """Counts the rows that a reader skips, and keeps the messages of the first ones.
 
   Safe to read while a dataset is running.
 
   Args:
-    limit: how many are logged and kept.
+    limit: how many messages are logged and kept.
   """
 
   def __init__(self, limit: int = 20):
@@ -38,7 +38,7 @@ class BadRows:
 
   @property
   def first(self) -> list[str]:
-    """Returns what was wrong with the first rows: with file and line."""
+    """Returns the messages of the first rows, with file and line."""
     with self._lock:
       return list(self._first)
 
@@ -56,10 +56,10 @@ class BadRows:
 
 
 def check_arguments(on_bad_row: str, bad_rows: BadRows | None) -> BadRows | None:
-  """Returns what counts the skipped rows, or `None` if a bad row is an error.
+  """Returns the counter of skipped rows, or `None` if a bad row is an error.
 
   Raises:
-    ValueError: `on_bad_row` is neither, or a counter is given that nothing would count in.
+    ValueError: `on_bad_row` is neither, or a counter is given that would stay unused.
   """
   if on_bad_row not in ON_BAD_ROW:
     raise ValueError(f"on_bad_row is {on_bad_row!r}, want one of {ON_BAD_ROW}")
@@ -71,14 +71,14 @@ def check_arguments(on_bad_row: str, bad_rows: BadRows | None) -> BadRows | None
 
 
 def report(problems: tf.Tensor, counter: BadRows | None) -> None:
-  """Stops with the first problem, if there is one, or counts all of them.
+  """Fails with the first problem, if there is one, or counts all of them.
 
   Args:
     problems: strings `[rows]`.
-    counter: counts them; without one, the first is raised as `InvalidArgumentError`.
+    counter: the counter; without one, the first problem is raised as `InvalidArgumentError`.
   """
   if counter is None:
-    # A slice: there may be no first one. Python cannot read a message that is not UTF-8, as bad
+    # Sliced, as there may be no first one. Python cannot read a message that is not UTF-8, as bad
     # bytes are, and a character that was cut.
     first = tf.strings.unicode_transcode(problems[:1], "UTF-8", "UTF-8")
     tf.debugging.Assert(tf.equal(tf.size(problems), 0), [first], summarize=1)
@@ -88,14 +88,14 @@ def report(problems: tf.Tensor, counter: BadRows | None) -> None:
     counter.add([row.decode("utf-8", "replace") for row in rows])
     return np.int64(0)
 
-  # Stateful, so that it is run although nobody reads what it returns.
+  # Stateful, so that it runs although its result is not used.
   tf.numpy_function(count, [problems], tf.int64, stateful=True)
 
 
 def make_savable(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns the dataset, whose iterators can be saved although it reports bad rows.
+  """Returns a dataset whose iterators can be saved although it reports bad rows.
 
-  TensorFlow takes a check, and a counter, for state that would be lost.
+  TensorFlow treats a check or a counter as state that would be lost.
   """
   options = tf.data.Options()
   options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

@@ -1,4 +1,4 @@
-"""Says what records and elements are, for every source of samples."""
+"""Types of records and of elements, shared by every source of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTPUT_PB_TYPE_GRAPH_KEY = "monolith_dataset_output_pb_type"
 
 
 class PbType(enum.Enum):
-  """Names the proto of a record or an element."""
+  """The message type of a record or an element."""
 
   INSTANCE = 1
   EXAMPLEBATCH = 2
@@ -24,7 +24,7 @@ class PbType(enum.Enum):
 
 
 class FeaturePruningType:
-  """Names what a reader drops."""
+  """Filters that a reader can apply."""
 
   AS_IS = 0
   PRUNING_FEATURE = 1
@@ -47,7 +47,7 @@ def parse_pb_type(name: str) -> PbType:
 def default_pb_types(
   input_pb_type: PbType | None, output_pb_type: PbType | None
 ) -> tuple[PbType, PbType]:
-  """Fills in what is None: the flag `data_type`, else INSTANCE; and the output that fits it."""
+  """Replaces `None` by a default: the flag `data_type` or INSTANCE, and the output that fits it."""
   if input_pb_type is None:
     input_pb_type = parse_pb_type(get_flag("data_type") or "instance")
   if output_pb_type is None:
@@ -56,12 +56,12 @@ def default_pb_types(
 
 
 def element_type(pb_type: PbType) -> tf.DType:
-  """Returns what elements of this type are in TensorFlow."""
+  """Returns the TensorFlow dtype of elements of this type."""
   return tf.string if pb_type == PbType.PLAINTEXT else tf.variant
 
 
 def record_output_type(pb_type: PbType) -> None:
-  """Notes the type in the graph, for code that sees nothing but the graph."""
+  """Records the type in the graph, for code that only sees the graph."""
   name = pb_type.to_name()
   if name not in tf.compat.v1.get_collection(OUTPUT_PB_TYPE_GRAPH_KEY):
     tf.compat.v1.add_to_collection(OUTPUT_PB_TYPE_GRAPH_KEY, name)

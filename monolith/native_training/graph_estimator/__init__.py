@@ -1,10 +1,10 @@
 """Estimator of a model function: builds a graph and runs it in monitored sessions.
 
-TensorFlow had these names in `tf.estimator` up to version 2.15. User code may still pass that
-package's objects there: what a model function or a receiver function returns, configurations,
-settings of a warm start. Session hooks are those of `tf.compat.v1.train`.
+TensorFlow had these names in `tf.estimator` up to version 2.15. User code may still pass objects of
+that package: specs, receivers, configurations and warm-start settings. Session hooks are those of
+`tf.compat.v1.train`.
 
-`monolith.estimator` is what most programs use: it stands on the driver, which stands on this.
+Most programs use `monolith.estimator`, which is built on the driver, which is built on this.
 """
 
 from monolith.native_training.graph_estimator.estimator import Estimator

@@ -29,7 +29,7 @@ def _base(name: str) -> Any:
 if TYPE_CHECKING:
 
   class _ServingBase(_Fields):
-    """Has the fields of both kinds."""
+    """The fields that both kinds share."""
 
   _TensorBase = _ServingBase
 else:
@@ -41,9 +41,9 @@ class ServingInputReceiver(_ServingBase):
   """Holds the inputs of an exported model.
 
   Attributes:
-    features: what the model function gets: name -> tensor. A tensor alone gets the name `feature`.
-    receiver_tensors: what callers feed: name -> placeholder. One alone gets the name `input`.
-    receiver_tensors_alternatives: name -> other tensors that can be fed instead.
+    features: the features of the model function by name. A single tensor gets the name `feature`.
+    receiver_tensors: the placeholders to feed, by name. A single one gets the name `input`.
+    receiver_tensors_alternatives: other tensors that can be fed instead, by name.
   """
 
   __slots__ = ()
@@ -106,10 +106,10 @@ class TensorServingInputReceiver(_TensorBase):
 def build_raw_serving_input_receiver_fn(
   features: Mapping[str, tf.Tensor], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-  """Returns a receiver function for models that are fed their features.
+  """Returns a receiver function for models whose features are fed directly.
 
   Args:
-    features: name -> a tensor of the shape and type that is fed; its values do not matter.
+    features: tensors by name, whose shapes and types are those of the inputs; values do not matter.
     default_batch_size: the size of a batch; any by default.
   """
 
@@ -129,7 +129,7 @@ def build_parsing_serving_input_receiver_fn(
   """Returns a receiver function for models that are fed serialized `tf.train.Example`s.
 
   Args:
-    feature_spec: name -> how `tf.io.parse_example` parses it.
+    feature_spec: the specification for `tf.io.parse_example`.
     default_batch_size: the size of a batch; any by default.
   """
 

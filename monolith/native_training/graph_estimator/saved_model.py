@@ -1,4 +1,4 @@
-"""Writing a model that was built for prediction as a SavedModel."""
+"""Writes a model that was built for prediction as a SavedModel."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def export(
   """Exports the default graph.
 
   Args:
-    spec: what the model function returned.
-    receiver: what the receiver function returned.
-    checkpoint_path: has the variables.
+    spec: the result of the model function.
+    receiver: the result of the receiver function.
+    checkpoint_path: the checkpoint to take the variables from.
     export_dir_base: the model goes into a folder below it, named after the time.
-    session_config: of the session that restores the variables.
+    session_config: configuration of the session that restores the variables.
     assets_extra: path below `assets.extra` -> a file to copy there.
-    as_text: whether the file of the graph can be read by people.
+    as_text: whether the graph is written as text.
 
   Returns:
     The folder.
 
   Raises:
-    ValueError: the model exports nothing.
+    ValueError: the model has no signature to export.
   """
   signatures = build_signatures(spec, receiver)
   if not signatures:
@@ -68,7 +68,7 @@ def export(
 
 
 def build_signatures(spec: Any, receiver: Any) -> dict[str, Any]:
-  """Returns the signatures of a model that was built for what a receiver feeds."""
+  """Returns the signatures of a model, given the receiver that feeds it."""
   return export_utils.build_all_signature_defs(
     receiver.receiver_tensors,
     spec.export_outputs,

@@ -1,4 +1,4 @@
-"""`train_and_evaluate`: each process does what its role in the cluster of `TF_CONFIG` is."""
+"""`train_and_evaluate`: each process plays its role in the cluster of `TF_CONFIG`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monolith.native_training.graph_estimator.estimator import Estimator
 
 InputFn = Callable[..., Any]
 Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
-# Metrics, if anything was evaluated, and what each exporter returned.
+# The metrics, if anything was evaluated, and the result of each exporter.
 Result = tuple["dict[str, Any] | None", list[Any]]
 
 # How long the files of one checkpoint take to be deleted.
@@ -25,7 +25,7 @@ _DELETE_SECS = 1
 
 @dataclasses.dataclass(frozen=True)
 class TrainSpec:
-  """Says how `train_and_evaluate` trains; the fields are arguments of `Estimator.train`.
+  """Settings of training in `train_and_evaluate`; the fields are arguments of `Estimator.train`.
 
   Raises:
     ValueError: `max_steps` is not positive.
@@ -43,17 +43,17 @@ class TrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-  """Says how `train_and_evaluate` evaluates.
+  """Settings of evaluation in `train_and_evaluate`.
 
   Attributes:
     input_fn: as for `Estimator.evaluate`, and so are `steps`, `name` and `hooks`.
-    steps: how many batches, at most; `None` for all of the data.
-    name: part of the folder's name.
-    hooks: for each session.
+    steps: the number of batches, at most; `None` for all of the data.
+    name: a part of the name of the output folder.
+    hooks: hooks of each session.
     exporters: objects with a `name` and a method `export(estimator, export_path, checkpoint_path,
       eval_result, is_the_final_export)`, those of `tf.estimator` among them; one, or several.
     start_delay_secs: how long an evaluator waits before it looks for the first checkpoint.
-    throttle_secs: how long it is at least from the begin of an evaluation to that of the next.
+    throttle_secs: the least time between the starts of two evaluations.
 
   Raises:
     ValueError: a number is too small.
@@ -76,24 +76,24 @@ class EvalSpec:
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: Any, eval_spec: Any) -> Result:
-  """Trains and evaluates: all in this process, or the part that is its role in `TF_CONFIG`.
+  """Trains and evaluates in this process, or does its part in the cluster of `TF_CONFIG`.
 
   | role | part |
   |---|---|
-  | none, or `master` | trains, and evaluates checkpoints as they are written, and the last one |
+  | none, or `master` | trains, evaluates checkpoints as they are written, and the last one |
   | `chief`, `worker` | trains, as a server of the cluster |
   | `ps` | serves variables, and does not return |
   | `evaluator` | evaluates new checkpoints until one has reached `max_steps`; one that is deleted \
 meanwhile is passed over |
 
   Args:
-    estimator: what to train; its configuration has the role.
+    estimator: the estimator to train; its configuration has the role.
     train_spec: a `TrainSpec`, ours or that of `tf.estimator`.
     eval_spec: an `EvalSpec`, ours or that of `tf.estimator`.
 
   Returns:
-    The metrics of the last evaluation, and what each exporter returned then; `None` and nothing
-    where this process has not evaluated.
+    The metrics of the last evaluation and the results of the exporters; `None` and an empty list if
+    this process has not evaluated.
   """
   config = estimator.config
   evaluations = _Evaluations(estimator, eval_spec, train_spec.max_steps)
@@ -117,7 +117,7 @@ meanwhile is passed over |
 
 
 def _start_server(config: Any) -> tf.distribute.Server | None:
-  """Starts the server of this process; a process alone has none."""
+  """Starts the server of this process, unless it is alone."""
   if not config.cluster_spec.jobs or not config.master:
     return None
   own = config.session_config
@@ -135,7 +135,7 @@ class _Evaluations:
   """Evaluates checkpoints and calls the exporters.
 
   Attributes:
-    result: what the last one gave.
+    result: the result of the last evaluation.
     has_reached_end: whether its checkpoint is the last one.
   """
 
@@ -216,7 +216,7 @@ def _evaluate_new_checkpoints(evaluations: _Evaluations, spec: Any) -> None:
 
 
 def _is_there(path: str) -> bool:
-  """Tells whether a checkpoint was not deleted: who saves keeps a few."""
+  """Returns whether a checkpoint still exists: training keeps only the newest ones."""
   folder, base = os.path.split(path)
   names = tf.io.gfile.listdir(folder)
   return f"{base}.index" in names and any(name.startswith(f"{base}.data-") for name in names)

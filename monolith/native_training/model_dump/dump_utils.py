@@ -1,4 +1,4 @@
-"""`DumpUtils`, through which models used to record themselves; it records nothing.
+"""`DumpUtils`, an interface for recording models; it records nothing.
 
 The recorder belongs to tools that are not public. The object stays so that models that call it, or
 decorate methods with it, run unchanged; the drivers refuse `enable_model_dump`.
@@ -14,10 +14,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class DumpUtils:
-  """Accepts what a recorder of models accepts, and does nothing with it.
+  """Has the methods of a model recorder, none of which records anything.
 
   Args:
-    enable: whether to record; that it cannot is logged.
+    enable: whether to record; a warning says that this is not possible.
 
   Attributes:
     enable: False.
@@ -30,31 +30,31 @@ class DumpUtils:
       logging.warning("DumpUtils(enable=True) has no effect: models cannot be dumped.")
 
   def record_params(self, *unused_args: Any, **unused_kwargs: Any) -> None:
-    """Does nothing with a model's params."""
+    """Ignores a model's params."""
 
   def dump(self, *unused_args: Any, **unused_kwargs: Any) -> None:
     """Writes nothing."""
 
   def add_config(self, *unused_args: Any, **unused_kwargs: Any) -> None:
-    """Does nothing with a run configuration."""
+    """Ignores a run configuration."""
 
   def add_user_params(self, *unused_args: Any, **unused_kwargs: Any) -> None:
-    """Does nothing with the names of options that a user set."""
+    """Ignores the names of options that a user set."""
 
   def add_model_fn(self, *unused_args: Any, **unused_kwargs: Any) -> None:
-    """Does nothing with what a model function built."""
+    """Ignores the tensors of a model function."""
 
   def add_optimizer(self, *unused_args: Any, **unused_kwargs: Any) -> None:
-    """Does nothing with a dense optimizer."""
+    """Ignores a dense optimizer."""
 
   def record_feature(self, func: _Function) -> _Function:
-    """Returns the function, a decorator of what creates feature columns."""
+    """Returns the decorated function, which creates feature columns."""
     return func
 
   def record_slice(self, func: _Function) -> _Function:
-    """Returns the function, a decorator of what looks slices up."""
+    """Returns the decorated function, which looks slices up."""
     return func
 
   def record_receiver(self, func: _Function) -> _Function:
-    """Returns the function, a decorator of what makes serving inputs."""
+    """Returns the decorated function, which makes serving inputs."""
     return func

@@ -1,4 +1,4 @@
-"""Exports each checkpoint after it was saved, and deletes exports whose checkpoint is gone."""
+"""Exports each checkpoint once it is saved, and deletes exports whose checkpoint is gone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def get_global_step(checkpoint_path: str) -> int:
 
 
 class ExportSaverListener(tf.compat.v1.train.CheckpointSaverListener):
-  """Exports what was saved. The list of exports is meant to be written by one process only.
+  """Exports each saved checkpoint; only one process may keep the list of exports.
 
   Args:
     save_path: path of the checkpoints, without step.
     serving_input_receiver_fn: makes the inputs of the exported model.
     exporter: has `export_saved_model(receiver_fn, checkpoint_path, global_step)`.
-    exempt_checkpoint_paths: checkpoints whose exports are kept forever.
+    exempt_checkpoint_paths: checkpoints whose exports are never deleted.
     dense_only: exports of full checkpoints, two folders up, are kept too.
   """
 
@@ -52,7 +52,7 @@ class ExportSaverListener(tf.compat.v1.train.CheckpointSaverListener):
     self._metrics = cli.get_cli(utils.get_metric_prefix())
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Exports the checkpoint of this step; when it returns, old exports are gone."""
+    """Exports the checkpoint of this step, and deletes old exports."""
     checkpoint_path = f"{self._save_path}-{global_step_value}"
     export_dirs = self._exporter.export_saved_model(
       self._serving_input_receiver_fn, checkpoint_path, global_step_value
@@ -88,7 +88,7 @@ class ExportSaverListener(tf.compat.v1.train.CheckpointSaverListener):
         old_dirs.append(entry.export_dir)
     if not old_dirs:
       return
-    # First the list: a folder that is left over does no harm, an entry without folder would.
+    # The list comes first: a folder without an entry does no harm, an entry without a folder would.
     export_state_utils.overwrite_export_saver_listener_state(base, kept)
     for old_dir in old_dirs:
       try:

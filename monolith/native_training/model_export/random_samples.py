@@ -1,6 +1,6 @@
-"""Makes a random sample: what its features are, and the functions that make them.
+"""Makes random samples from descriptions of their features.
 
-Its names are published by `data_gen_utils`. Numbers come from the module `random`.
+`data_gen_utils` publishes these names. Random numbers come from the module `random`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINE_ID_FIELDS = line_id_pb2.LineId.DESCRIPTOR.fields_by_name
 
 _V1_SLOTS, _V1_SIGNATURE_BITS = 1 << 10, 54
 _V2_SLOTS, _V2_SIGNATURE_BITS = 1 << 15, 48
-# Most values of a feature that may have any number of them.
+# The most values for a feature that may have any number of them.
 _MAX_VALUES = 4
 
 FeatureList = feature_list_lib.FeatureList
@@ -36,7 +36,7 @@ FeatureList = feature_list_lib.FeatureList
 
 @dataclasses.dataclass
 class FeatureMeta:
-  """One feature of a sample.
+  """Describes a feature of a sample.
 
   Attributes:
     name: its name.
@@ -47,7 +47,7 @@ class FeatureMeta:
     extra: whether it is a field of `LineId`; by default if there is one of that name.
 
   Raises:
-    ValueError: there is no such field of `LineId`, or `shape` is no number of values.
+    ValueError: `LineId` has no such field, or `shape` is not a number of values.
   """
 
   name: str
@@ -76,7 +76,7 @@ class FeatureMeta:
       self.dtype = parsers.ProtoType.get_tf_type(field.type)
 
 
-# A feature by slot or by name, or with all that is to be said of it.
+# A feature, given by slot, by name, or by its full description.
 Feature = Union[int, str, FeatureMeta]
 
 
@@ -97,8 +97,8 @@ def fill_features(
 
   Args:
     feature: a feature of an Instance, or of an Example or ExampleBatch.
-    meta: what it is.
-    drop_rate: probability that it stays as it is.
+    meta: the description of the feature.
+    drop_rate: probability that the feature is left as it is.
 
   Raises:
     ValueError: there is no such slot.
@@ -115,7 +115,7 @@ def fill_features(
     else:
       kind = "int64" if dtype.is_integer or dtype.is_bool else "bytes"
   if isinstance(feature, example_pb2.Feature):
-    # Only one of the fields may be touched: they are alternatives.
+    # Only one of the fields may be set: they are alternatives.
     field = "fid_v2_list" if kind == "fid" else f"{kind}_list"
     getattr(feature, field).value.extend(values)
   else:
@@ -131,10 +131,10 @@ def fill_line_id(
   """Fills fields with random values.
 
   Args:
-    line_id: what to fill.
+    line_id: the message to fill.
     features: the fields. One that has a slot gets an id of it.
     hash_len: bits of an id below its slot: 48 for v2 ids, 54 for v1 ids.
-    actions: the actions, whatever else is said of them.
+    actions: the actions; they win over other settings.
 
   Raises:
     ValueError: `LineId` has no such field, no id has so many bits, or there is no such slot.
@@ -245,7 +245,7 @@ def gen_example_batch(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> example_pb2.ExampleBatch:
-  """Returns a random ExampleBatch, of rows like those of `gen_example`, whose arguments it has.
+  """Returns a random ExampleBatch; arguments and rows are like those of `gen_example`.
 
   A feature that is dropped is missing in all rows.
 
@@ -278,7 +278,7 @@ def _gen_fids(slot: int, size: int, slots: int, bits: int) -> list[int]:
 
 
 def _to_sparse_meta(feature: Feature, features: FeatureList | None) -> FeatureMeta:
-  """Gives a feature its slot: its own, that of the list, or the one that parsers know it by."""
+  """Sets the slot of a feature: its own, the one in the list, or the one that parsers use."""
   if isinstance(feature, FeatureMeta):
     if feature.slot is not None:
       return feature
@@ -347,7 +347,7 @@ def _gen_dense(meta: FeatureMeta) -> list[Any]:
 
 
 def _to_field(field: FieldDescriptor, fid: int) -> Any:
-  """Returns an id in the type of a field."""
+  """Returns an id converted to the type of a field."""
   if field.cpp_type == FieldDescriptor.CPPTYPE_UINT64:
     return fid
   if field.cpp_type == FieldDescriptor.CPPTYPE_INT64:

@@ -1,10 +1,10 @@
-"""The loss as users are shown it: the mean per example, whatever a model minimises."""
+"""Computes the loss that users see: the mean per example, whatever the model minimises."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# Ops of scalars that leave a sum over the batch a sum over the batch.
+# Scalar ops whose result is still a sum over the batch if their input is one.
 _LINEAR_OPS = frozenset(
   ("Identity", "Add", "AddV2", "AddN", "Sub", "Neg", "Mul", "Reshape", "Squeeze", "Cast")
 )
@@ -13,13 +13,13 @@ _LINEAR_OPS = frozenset(
 def per_example(loss: tf.Tensor, batch_size: tf.Tensor | int | None) -> tf.Tensor:
   """Returns the loss divided by the batch size if it is a sum over the batch, else as it is.
 
-  A sum tells itself by how it was made: from the loss back, through additions and products, lies a
-  `reduce_sum`, and no division or mean before it. A sum over something whose size is known, such as
-  the weights of a layer, is none over the batch.
+  A sum is recognised by its ops: going back from the loss through additions and products, there is
+  a `reduce_sum`, and no division or mean before it. A sum over something of known size, such as the
+  weights of a layer, is not a sum over the batch.
 
   Args:
     loss: a scalar.
-    batch_size: scalar; with `None` the loss stays as it is.
+    batch_size: scalar; if `None`, the loss is returned as it is.
   """
   if batch_size is None or not _is_sum(loss):
     return loss

@@ -1,12 +1,12 @@
 """Stops or skips gradients that are not finite, which would spoil their rows for good.
 
-The environment variable `MONOLITH_BAD_GRADIENTS` says what to do: `stop` (the default) fails the
-step, `skip` leaves those rows alone in that step and logs a warning, `ignore` does not look.
+The environment variable `MONOLITH_BAD_GRADIENTS` chooses: `stop` (the default) fails the step,
+`skip` leaves those rows alone in that step and logs a warning, `ignore` checks nothing.
 
-The ops that write to tables do so on every path, and name table and ids
-(`runtime/ops/tables/bad_gradients.h`). Drivers ask here before that, before gradients leave for
-their servers: the message names the feature or layout, and no row of the step is written. They do
-not where tables are on this process's GPU, whose kernels leave such rows out and tell of it later.
+The ops that write to tables check on every path, and name the table and its ids
+(`runtime/ops/tables/bad_gradients.h`). Drivers call this module earlier, before gradients leave for
+their servers, so that the message names the feature or layout and no row of the step is written.
+They do not for tables on this process's GPU, whose kernels skip such rows and report them later.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _BAD_GRADIENTS_ENV = "MONOLITH_BAD_GRADIENTS"
 
 
 def policy() -> str:
-  """Returns what to do with values that are not finite: `stop`, `skip` or `ignore`.
+  """Returns the policy for values that are not finite: `stop`, `skip` or `ignore`.
 
   Raises:
-    ValueError: the environment says something else.
+    ValueError: the environment variable has another value.
   """
   said = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
   if said not in ("stop", "skip", "ignore"):
@@ -34,14 +34,15 @@ def policy() -> str:
 
 
 def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """Treats values that are not finite as the environment says.
+  """Applies the policy to values that are not finite.
 
   Args:
-    names: what to call each gradient in messages.
-    gradients: float32, as many; the last dimension runs along a row.
+    names: the name of each gradient in messages.
+    gradients: as many float32 tensors, whose last dimension runs along a row.
 
   Raises:
-    ValueError: the environment says something else, or not as many names as gradients.
+    ValueError: the environment variable has another value, or the numbers of names and gradients
+      differ.
   """
   if len(names) != len(gradients):
     raise ValueError(f"there are {len(gradients)} gradients, want {len(names)} for {list(names)}")

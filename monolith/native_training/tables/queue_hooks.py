@@ -14,7 +14,7 @@ QueueHook: TypeAlias = tf.compat.v1.train.SessionRunHook
 
 
 class QueueHooks:
-  """Keeps a group's queue hooks, and finds those of the groups inside it.
+  """A group that keeps its queue hooks, and finds those of the groups inside it.
 
   Attributes:
     _table: a group inside this one, if any.
