@@ -1,10 +1,10 @@
-"""Ends TCP connections to a host that is gone, and keeps those to one that comes back soon.
+"""Ends TCP connections to a host that is gone, and keeps those to a host that returns soon.
 
-TensorFlow's servers take a connection for dead when what they sent was not acknowledged for twenty
-seconds. Its clients, that ask and then only wait, notice nothing: where the answer was lost while
-the network was away, they wait forever. So every connection of this process gets the same limit on
-both sides, and is tested while nobody says anything. What ends is an `UnavailableError`, after
-which workers try again.
+TensorFlow's servers consider a connection dead when their data was not acknowledged for twenty
+seconds. Its clients send a request and then only wait: if the answer was lost during a network
+outage, they wait forever. So every connection of this process gets the same limit on both sides,
+and is probed while it is idle. A lost connection becomes an `UnavailableError`, after which workers
+try again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import struct
 import threading
 from collections.abc import Iterator
 
-# A host may be away for so long.
+# How long a host may be away.
 LIMIT_SECS = 60
 _IDLE_SECS = 15
 _INTERVAL_SECS = 10
 _LOOK_SECS = 2
 _FOLDER = "/proc/self/fd"
 _TCP_USER_TIMEOUT = 18  # of <netinet/tcp.h>; `socket` has it on Linux only
-# The first one fails on everything that is no TCP connection.
+# The first one fails on anything that is not a TCP connection.
 _OPTIONS = (
   (socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, 1000 * LIMIT_SECS),
   (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", 4), _IDLE_SECS),
@@ -35,9 +35,9 @@ _OPTIONS = (
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-  """Lets a thread give all connections of this process their limits, also new ones, meanwhile.
+  """Context in which a thread sets the limits of all connections of this process, also new ones.
 
-  Elsewhere than on Linux it does nothing.
+  Does nothing on systems other than Linux.
   """
   if not os.path.isdir(_FOLDER):
     yield
@@ -47,7 +47,7 @@ def watched() -> Iterator[None]:
   def watch() -> None:
     known: set[str] = set()
     while True:
-      # Where this process may open no more files, the folder cannot be read for a while.
+      # The folder cannot be read while this process may open no more files.
       with contextlib.suppress(OSError):
         known = limit_connections(known)
       if stopped.wait(_LOOK_SECS):
@@ -63,15 +63,15 @@ def watched() -> Iterator[None]:
 
 
 def limit_connections(known: set[str]) -> set[str]:
-  """Gives the connections of this process their limits, but for those that have some.
+  """Sets the limits of connections of this process that have none yet.
 
-  Sockets are reached by the C library, as an object of Python may change whether they block.
+  Calls the C library directly: a socket object of Python may change whether the socket blocks.
 
   Args:
-    known: sockets that have them.
+    known: sockets whose limits are set.
 
   Returns:
-    All sockets there are.
+    All sockets of this process.
   """
   set_option = ctypes.CDLL(None).setsockopt
   found = set()

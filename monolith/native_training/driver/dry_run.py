@@ -1,7 +1,7 @@
-"""The dry run, which finds out which tables a model wants.
+"""The dry run, which finds out which tables a model needs.
 
-Runs a task's model function once in a throw-away graph that is never executed. What it declares
-there becomes one table configuration per feature.
+It calls a task's model function once in a throw-away graph that is never executed. The declarations
+made there become one table configuration per feature.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class CollectedFeatures(NamedTuple):
   """The result of a dry run.
 
   Attributes:
-    feature_configs: what was declared, by feature name.
-    slot_to_occurrence_threshold: by slot id, how often an id must be seen before it gets a row.
+    feature_configs: the declarations by feature name.
+    slot_to_occurrence_threshold: by slot id, the number of batches that only count an id.
     slot_to_expire_time: by slot id, the days after which an unused row expires.
-    slices: table name -> what its rows consist of.
-    feature_to_admission: by feature name, when its ids get rows, and how long they keep them.
+    slices: table name -> the slices of its rows.
+    feature_to_admission: by feature name, when ids get rows and how long they keep them.
     shared_tables: the name of the table, for features whose slot has more than one of them. The
       table of any other feature has the name of the feature.
   """
@@ -156,9 +156,9 @@ def _find_shared_tables(tables: dict[str, feature.TableConfig]) -> dict[str, str
 
 
 def _shared_table_name(slot: str, tables: dict[str, feature.TableConfig]) -> str:
-  """Returns the slot's name, marked if a feature of another slot, and so its table, has that name.
+  """Returns the slot's name, marked if the table of a feature of another slot has that name.
 
-  It is part of checkpoints and must not depend on the order in which features are bound.
+  The name is part of checkpoints and must not depend on the order in which features are bound.
   """
   is_taken = any(slot in table.feature_names for other, table in tables.items() if other != slot)
   return f"{slot}/shared" if is_taken else slot
@@ -178,7 +178,7 @@ def _combine_slices_as_table(
 
 
 def _describe_slices(table: feature.TableConfig) -> tuple[checkpoint_slices.Slice, ...]:
-  """Returns the slices as they were declared, before equal neighbours were merged."""
+  """Returns the slices as declared, before equal neighbours were merged."""
   configs = []
   for segment, learning_rate_fn in table.slice_configs:
     without_dim = embedding_hash_table_pb2.EntryConfig.Segment()

@@ -2,7 +2,7 @@
 
 An evaluation reads the data of its own mode and writes curves to `<model_dir>/eval`, where
 TensorBoard shows them beside those of the training run. Tables are read into a session of their
-own: what is evaluated is a checkpoint, never a model that changes meanwhile.
+own, so the result belongs to a checkpoint and not to a model that is changing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEST_DIR = "best"
 
 _EVAL = graph_estimator.ModeKeys.EVAL
 _TF_CONFIG = "TF_CONFIG"
-# Ends of the names of metrics that are lower for a better model; all others are higher.
+# Suffixes of metrics that are lower for a better model; all others are higher.
 _SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
 
 
@@ -40,8 +40,8 @@ class Evaluator:
   """Evaluates the checkpoints of one folder.
 
   Args:
-    model: what has an `instantiate` method; its params must be in evaluation mode.
-    conf: how the model is trained. Servers are not needed: their tables are read from the files.
+    model: an object with an `instantiate` method, whose params are in evaluation mode.
+    conf: the configuration of training. Servers are not needed: tables are read from files.
     model_dir: the folder.
     collected: remembers the dry run for the next run of the same task.
   """
@@ -76,8 +76,8 @@ class Evaluator:
     Evaluates the newest checkpoint; if that one is deleted meanwhile, the one after it.
 
     Args:
-      steps: how many batches, at most; all of the data by default.
-      hooks: for the session.
+      steps: the number of batches, at most; all of the data by default.
+      hooks: hooks of the session.
 
     Raises:
       ValueError: there is no checkpoint.
@@ -107,13 +107,13 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
     every: evaluate whenever the step has passed another multiple of it.
     patience: stop the training after this many evaluations without a better one; `None` for never.
     keep_best: keep the best checkpoint in `<model_dir>/best`.
-    metric: which one tells better from worse; by default `auc`, else `loss`.
+    metric: the metric to compare by; by default `auc`, else `loss`.
     report: called with each evaluation's metrics.
 
   Attributes:
-    every: how many steps lie between two evaluations.
+    every: the number of steps between two evaluations.
     best: the metrics of the best evaluation, `None` before the first.
-    last: those of the last one.
+    last: the metrics of the last evaluation.
   """
 
   def __init__(
@@ -143,7 +143,7 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
     self.last: Metrics | None = None
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> bool:
-    """Evaluates if it is time; returns whether training shall stop."""
+    """Evaluates if it is time; returns whether training is to stop."""
     step = int(global_step_value)
     if step // self.every == (self._last_step or 0) // self.every:
       return False
@@ -182,7 +182,7 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
       raise ValueError(f"metric is {name!r}, but the evaluation has {sorted(metrics)}")
     value = metrics[name]
     if math.isnan(value):
-      # NaN is neither better nor worse than anything; it must not pass for the best.
+      # NaN compares as neither better nor worse, and must not count as the best.
       value = math.inf if name.endswith(_SMALLER_IS_BETTER) else -math.inf
     return name, value
 
@@ -193,10 +193,10 @@ def print_metrics(metrics: Metrics, stream: Any = None) -> None:
   values = [
     f"{name} {value:.4f}" for name, value in sorted(metrics.items()) if name != "global_step"
   ]
-  # On a terminal the cursor stands behind the line of progress, which has no end.
+  # On a terminal the cursor is behind the line of progress, which does not end with a newline.
   start = "\n" if getattr(stream, "isatty", lambda: False)() else ""
   line = "   ".join([f"evaluation at step {metrics['global_step']:,}", *values])
-  # A run does not end because nobody reads this any more.
+  # A run goes on when its output is closed.
   with contextlib.suppress(OSError):
     stream.write(f"{start}{line}\n")
     stream.flush()
@@ -216,9 +216,9 @@ def write_curves(model_dir: str, metrics: Metrics) -> None:
 
 
 def _copy_checkpoint(model_dir: str, target_dir: str) -> None:
-  """Puts the newest checkpoint of a folder, alone, into another one.
+  """Copies the newest checkpoint of a folder into another one, which then has no other.
 
-  What was there is replaced at the end, in one rename.
+  The previous content is replaced at the end, by one rename.
   """
   prefix = tf.train.latest_checkpoint(model_dir)
   if prefix is None:
@@ -240,7 +240,7 @@ def _copy_checkpoint(model_dir: str, target_dir: str) -> None:
 
 @contextlib.contextmanager
 def without_tf_config() -> Iterator[None]:
-  """Hides the cluster from Estimator, which would look for its place in it."""
+  """Hides `TF_CONFIG` from the estimator, which would take part in that cluster."""
   tf_config = os.environ.pop(_TF_CONFIG, None)
   try:
     yield

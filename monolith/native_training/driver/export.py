@@ -1,4 +1,4 @@
-"""Makes the exporter that a task's serving params ask for, and the context it builds graphs in.
+"""Makes the exporter for a task's serving params, and the context in which it builds graphs.
 
 `cpu_training` publishes `create_exporter`.
 """
@@ -40,10 +40,10 @@ def create_exporter(
   include_graphs: list[str] | None = None,
   export_context_list: list[Any] | None = None,
 ) -> saved_model_exporters.BaseExporter:
-  """Returns the exporter that the task's serving params ask for.
+  """Returns the exporter for the task's serving params.
 
   Args:
-    task: what is exported.
+    task: the task to export.
     model_dir: where its checkpoints are.
     warmup_file: attached to the exports if it exists.
     export_dir_base: where exports go.
@@ -60,7 +60,7 @@ def create_exporter(
   config = task.config
   num_ps: int | None = config.num_ps
   if config.enable_full_sync_training:
-    # A rank with a folder of its own has no rows of the others there.
+    # A folder of one rank lacks the rows of the others.
     num_ps = config.num_workers if config.merge_sync_training_ckpt else None
   common = {
     "shared_embedding": serving.shared_embedding,
@@ -94,7 +94,7 @@ def create_context_class(
   """Returns a context manager class that exporters enter around the model function.
 
   Args:
-    params: the task's params. Tables are not on a GPU meanwhile.
+    params: the task's params; inside the context they keep tables off the GPU.
     enable_fused_layout: whether the exported graph has a fused layout.
     init_parser: called inside the new parser context.
   """

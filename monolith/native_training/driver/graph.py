@@ -61,8 +61,8 @@ class CpuTraining:
   Args:
     config: the configuration of this process, a worker. Fills in the fields left to the driver.
     task: what to train.
-    sync_backend: knows which serving replicas want the updated rows.
-    collected: the result of an earlier dry run of the same task, to save doing it again.
+    sync_backend: knows the serving replicas that need the updated rows.
+    collected: the result of an earlier dry run of the same task, which is then not repeated.
     resume: when a training run goes on in its data where an earlier one has stopped.
     num_steps: how many steps a training run has, to tell the time left; `None` if not known.
     last_step: the step at which it ends; `None` if not known.
@@ -153,10 +153,10 @@ class CpuTraining:
     return self._collected
 
   def check_checkpoint(self, model_dir: str) -> None:
-    """Checks that the rows of the newest checkpoint mean to this model what they meant when saved.
+    """Checks that this model reads the rows of the newest checkpoint as they were saved.
 
     Raises:
-      ValueError: the slices of a table are others, or in another order.
+      ValueError: the slices of a table differ, or their order does.
       tf.errors.DataLossError: the record of slices is damaged.
     """
     checkpoint_slices.check_newest(model_dir, self._collected.slices)
@@ -168,13 +168,13 @@ class CpuTraining:
   def _collect_feature_name_to_table_config(
     self, collected: dry_run.CollectedFeatures | None = None
   ) -> dry_run.CollectedFeatures:
-    # A fused layout is declared by the very task that is trained, in its own dry run.
+    # The task that is trained must declare a fused layout itself, in its own dry run.
     if collected is None or self._config.enable_fused_layout:
       collected = dry_run.collect(self._task)
     return collected
 
   def _merge_slots(self) -> merging.SlotMerging | None:
-    """Returns which features share a table, as the tables do; `None` if none does."""
+    """Returns the features that share a table; `None` if none does."""
     configs = self._feature_configs.configs
     if not self._config.use_native_multi_hash_table:
       return merging.SlotMerging.by_config(configs)
@@ -325,10 +325,10 @@ class CpuTraining:
     return spec
 
   def _check_stream(self, mode: str) -> None:
-    """Refuses what cannot move the positions in a stream together with what is learnt from it.
+    """Refuses options under which positions in a stream cannot move together with the rows.
 
     Raises:
-      ValueError: the kind of training or of reading is one of those.
+      ValueError: such an option is set.
     """
     config = self.config
     refused = {
@@ -350,7 +350,7 @@ class CpuTraining:
       )
 
   def _prepare_checkpoint(self, mode: str, model_dir: str) -> None:
-    """Checks the newest checkpoint, and makes it fit to be restored by a training run."""
+    """Checks the newest checkpoint, and prepares it for a training run."""
     self.check_checkpoint(model_dir)
     # Exporters look at the checkpoint that they export, ranks do so together before they start.
     # Readers get a copy when they restore.
@@ -390,7 +390,7 @@ class CpuTraining:
         return call(inputs.features)
 
       def remote_call(remote_inputs: tuple) -> Any:
-        # In the other graph slots must hand out that graph's tensors.
+        # In the other graph, slots must hand out the tensors of that graph.
         features, embeddings, slices, layouts = remote_inputs
         if layouts is None:
           self._task.ctx.feature_factory = feature.FeatureFactoryFromEmbeddings(embeddings, slices)
@@ -408,7 +408,7 @@ class CpuTraining:
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
-  """Moves the mark of the last element, if there is one, into a new auxiliary bundle."""
+  """Moves the end-of-data mark, if there is one, into a new auxiliary bundle."""
   if not isinstance(features, Mapping):
     raise TypeError(f"features is {features}, want a dict: the model looks up features by name")
   features = dict(features)

@@ -53,7 +53,7 @@ SaverListeners = list[tf.compat.v1.train.CheckpointSaverListener]
 # (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
 ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
 
-# Between checkpoints where no interval is given: what a crash may cost.
+# The default interval between checkpoints, which bounds what a crash may cost.
 DEFAULT_SAVE_SECS = 300
 # More steps than a run has.
 DEFAULT_SAVE_STEPS = 100000000
@@ -82,10 +82,10 @@ def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | Non
 
 
 class _FinishAsyncHook(tf.compat.v1.train.SessionRunHook):
-  """At the end, lets asynchronous functions finish before other hooks save or report success.
+  """Waits at the end for asynchronous functions, before other hooks save or report success.
 
-  A background thread that fails, say because a server is gone, stops the steps in the same way as
-  the end of the data. That is no end: no hook may wait for workers, save or report success.
+  A background thread that fails, say because a server is gone, stops the steps like the end of the
+  data does. But then no hook may wait for workers, save or report success.
 
   Args:
     hooks: the hooks of these functions.
@@ -117,11 +117,11 @@ class TrainingHooks:
     hash_table: the graph's tables, for their queues.
     hash_filters: their occurrence filters.
     enable_hash_filter: whether the filters are real.
-    slices: table name -> what its rows consist of.
+    slices: table name -> the slices of its rows.
     async_hooks: the hooks of functions that run asynchronously.
-    serving_input_receiver_fn: what the task returned, for exports.
+    serving_input_receiver_fn: the task's receiver function, for exports.
     create_exporter: makes exporters.
-    data_fingerprint: tells the data from other data; `None` if that is not known.
+    data_fingerprint: identifies the data; `None` if it is not known.
     resume: when to go on in the data where an earlier run has stopped.
     batch_size: the examples of a step, scalar; `None` if not known.
     num_steps: how many steps this run has; `None` if not known.
@@ -169,7 +169,7 @@ class TrainingHooks:
       config.enable_full_sync_training and not config.merge_sync_training_ckpt
     )
     self._stream = stream_positions.get()
-    # One server loses all or nothing; that nothing is to be restored matters to streams, which go
+    # One server loses all or nothing. Streams must know that nothing is to be restored, as they go
     # on where the server stands.
     min_ps = 2 if self._stream is None else 1
     self._ps_monitor = (
@@ -182,9 +182,8 @@ class TrainingHooks:
     """Returns `spec` with the driver's hooks before its own.
 
     Args:
-      spec: what the task's model function returned.
-      mode: the mode in which it was built. Evaluation and prediction restore and read, nothing
-        else.
+      spec: the result of the task's model function.
+      mode: the mode in which it was built. Evaluation and prediction only restore and read.
     """
     graph_files.leave_out_large_constants(tf.compat.v1.get_default_graph())
     restore_hooks = self.get_restore_hooks(mode)
@@ -205,7 +204,7 @@ class TrainingHooks:
     if self._is_async:
       sync_helper = self._create_sync_helper()
       if self._config.mode == graph_estimator.ModeKeys.EVAL:
-        # Evaluation neither reads nor moves the place that training has reached in its data.
+        # Evaluation neither reads nor moves training's position in the data.
         ckpt_hooks.disable_iterator_save_restore()
       worker_ckpt_helper = ckpt_hooks.WorkerCkptHelper(self._model_dir, self._config.index)
       barrier_op = barrier_ops.BarrierOp(
@@ -281,7 +280,7 @@ class TrainingHooks:
     ]
 
   def _get_data_hooks(self) -> Hooks:
-    """Returns what fills the queues that the graph reads from."""
+    """Returns the hooks that fill the queues of the graph."""
     hooks: Hooks = list(self._hash_table.get_queue_hooks())
     if self._config.enable_variable_prefetch and self._is_async:
       hooks.append(variables.FetchAllCachedVariablesHook())
@@ -305,10 +304,10 @@ class TrainingHooks:
     ]
 
   def get_restore_hooks(self, mode: str = graph_estimator.ModeKeys.TRAIN) -> Hooks:
-    """Returns what restores tables and filters; nothing without a model folder.
+    """Returns the hooks that restore tables and filters; none without a model folder.
 
     Args:
-      mode: only a model that trains may have variables that the checkpoint has not.
+      mode: only a model that trains may have variables that the checkpoint lacks.
     """
     if not self._model_dir:
       return []
@@ -318,7 +317,7 @@ class TrainingHooks:
       not config.enable_full_sync_training
       and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER
     )
-    # Training has written the checkpoint again where it did not fit; a reader may not.
+    # Training rewrites a checkpoint for another number of servers; a reader may not.
     is_reader = mode != graph_estimator.ModeKeys.TRAIN and not config.enable_full_sync_training
     copies = [training_topology.CopyListener(self._model_dir, config.num_ps)] if is_reader else []
     return [
@@ -366,11 +365,11 @@ class TrainingHooks:
     barrier_op: barrier_ops.BarrierOp | None,
     barrier_listener: ckpt_hooks.BarrierSaverListener | None,
   ) -> Hooks:
-    """Returns what saves, and exports what was saved.
+    """Returns the hooks that save and export checkpoints.
 
     Args:
-      barrier_op: lets workers wait, `None` in synchronous training.
-      barrier_listener: lets them wait while a checkpoint is saved.
+      barrier_op: makes workers wait, `None` in synchronous training.
+      barrier_listener: makes them wait while a checkpoint is saved.
 
     Raises:
       ValueError: there is no model folder, two intervals are given, or exports are impossible.
@@ -396,7 +395,7 @@ class TrainingHooks:
     return hooks
 
   def _get_control_hooks(self, timer: save_utils.SecondOrStepTimerWithTideSetting) -> Hooks:
-    """Returns what lets an operator save and stop all ranks with files, where that is asked for."""
+    """Returns the hooks with which an operator saves or stops all ranks by files, if enabled."""
     steps = env_utils.get_int(_CONTROL_STEPS_ENV, 0)
     if not self._config.enable_full_sync_training or not steps:
       return []
@@ -444,8 +443,8 @@ class TrainingHooks:
       ignore_save_errors=config.enable_realtime_training,
       is_dense_only=is_dense_only,
       use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
-      # Without a checkpoint, a chief that starts again would begin anew, on servers that have
-      # learnt something.
+      # Without a checkpoint, a restarted chief would begin anew on servers that have learnt
+      # something.
       no_first_save=self._stream is None
       or is_dense_only
       or tf.train.latest_checkpoint(folder) is not None,
@@ -485,7 +484,7 @@ class TrainingHooks:
     return listeners
 
   def _get_log_listeners(self, basename: str) -> SaverListeners:
-    """Returns what writes down how far the row log is, where there is one."""
+    """Returns the hooks that record the position in the row log, if there is one."""
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
@@ -504,7 +503,7 @@ class TrainingHooks:
     ]
 
   def _get_dense_set_hooks(self) -> Hooks:
-    """Returns what publishes the dense variables, where there is a row log."""
+    """Returns the hooks that publish the dense variables, if there is a row log."""
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
@@ -525,7 +524,7 @@ class TrainingHooks:
     return bool(config.realtime_kafka_servers) and not config.enable_full_sync_training
 
   def _get_row_log_hooks(self) -> Hooks:
-    """Returns what tells the writers of a row log that tables are restored, where there is one."""
+    """Returns the hooks that tell writers of a row log, if any, that tables are restored."""
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
@@ -564,7 +563,7 @@ class TrainingHooks:
     return [dense_hook]
 
   def get_export_listeners(self, save_path: str, dense_only: bool) -> SaverListeners:
-    """Returns what exports each checkpoint `<save_path>-<step>`.
+    """Returns the listener that exports each checkpoint `<save_path>-<step>`.
 
     Raises:
       ValueError: this is an export itself, or the task cannot be exported in this way.

@@ -1,4 +1,4 @@
-"""Shows how a training run goes: one line on the screen, and curves for TensorBoard.
+"""Reports the progress of a training run: a line on the screen, and curves for TensorBoard.
 
     step 1,200   48,310 examples/s   loss 0.4312   AUC 0.7214   81,442 rows   612 MB   0:41 left
 
@@ -34,12 +34,12 @@ _MEGABYTE = 1 << 20
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
   """Prints step, speed, loss, AUC, rows, memory and time left, and writes them as curves.
 
-  The AUC is that of the last batches, at most 200, before they were learnt.
+  The AUC is computed over the last batches, at most 200, before they were learnt.
 
   Args:
     loss: scalar, the mean per example.
     batch_size: scalar; `None` if not known, then the speed is in steps.
-    heads: what the AUC is of.
+    heads: the heads to compute the AUC of.
     table_stats: table name -> int64 `[4]`, as `stats` of a table returns it: the curves `rows/`,
       `admitted/`, `expired/` and `memory_mb/` with the table's name. Admitted and expired rows
       count from the start of the run.
@@ -53,7 +53,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     describe: called with the session, returns what else the line says.
   """
 
-  # One of two hooks that have this is enough.
+  # Only one of two hooks with this attribute is kept.
   shows_progress = True
 
   def __init__(
@@ -74,7 +74,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     self._describe = describe
     self._heads = [head.name for head in heads]
     self._knows_batch_size = batch_size is not None
-    # A flat list, as every step takes apart what is fetched.
+    # A flat list: nested fetches cost time in every step.
     self._fetches = [loss]
     for head in heads:
       self._fetches += [tf.reshape(head.label, [-1]), tf.reshape(head.prediction, [-1])]
@@ -133,7 +133,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
       self._measure(run_context.session, is_late)
 
   def _print_if_late(self, session: tf.compat.v1.Session) -> bool:
-    """Shows what the last steps did, when no other comes."""
+    """Reports the last steps when no other comes."""
     is_late = time.monotonic() - self._line_speed.since >= self._interval_secs
     if self._line_speed.num_runs and is_late:
       self._measure(session, do_print=True)
@@ -147,7 +147,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
       self._line_length = 0
 
   def _measure(self, session: tf.compat.v1.Session, do_print: bool) -> None:
-    # In a run of its own: within that of a step nothing orders the read and the train op.
+    # In a run of its own: within a step, nothing orders the read and the train op.
     step, stats = session.run((self._step, self._stats))
     now, step = time.monotonic(), int(step)
     values = {"loss": float(np.mean([result[0] for result in self._window]))}
@@ -219,7 +219,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
       self._write(f"{line}\n")
 
   def _write(self, text: str) -> None:
-    # A run does not end because nobody reads this any more, as where a pipe's other end is gone.
+    # A run goes on when its output is closed, such as a pipe whose reader is gone.
     with contextlib.suppress(OSError):
       self._stream.write(text)
       self._stream.flush()
@@ -254,7 +254,7 @@ class _Speed:
 
 
 def get_memory_bytes() -> int:
-  """Returns how much memory this process has in use, 0 where that cannot be told."""
+  """Returns the memory that this process uses, 0 if that is not known."""
   try:
     with open("/proc/self/statm") as f:
       return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,7 @@ def get_ps_machine_info_shared_name(index: int) -> str:
 
 
 def _default_report(results: Results) -> None:
-  """Logs one error per parameter server that is not well."""
+  """Logs one error per unhealthy parameter server."""
   for index, result in sorted(results.items()):
     status = logging_ops_pb2.MachineHealthResult.MachineHealthStatus.Name(result.status)
     logging.error("PS %d is not healthy: %s %s", index, status, result.message)
@@ -32,12 +32,12 @@ def _default_report(results: Results) -> None:
 class Config(NamedTuple):
   """Configuration of `PsHealthCheckerHook`."""
 
-  # Placed when a server is not well.
+  # Placed when a server is unhealthy.
   barrier_op: barrier_ops.BarrierOp
   num_ps: int
   # Index -> device of a parameter server, None for no device.
   ps_device_fn: Callable[[int], str | None] = utils.ps_device
-  # Called with the results of the servers that are not well.
+  # Called with the results of the unhealthy servers.
   report_fn: Callable[[Results], None] = _default_report
 
 
@@ -66,7 +66,7 @@ class PsHealthCheckerHook(tf.compat.v1.train.SessionRunHook):
     self._thread.start()
 
   def _watch(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
-    # Reports a session that breaks down or is closed to the coordinator, or it would go unnoticed.
+    # Tells the coordinator of a broken or closed session, which would go unnoticed otherwise.
     with coord.stop_on_exception():
       while not coord.should_stop():
         results = self._get_bad_results(session)

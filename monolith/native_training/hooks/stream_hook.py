@@ -1,8 +1,8 @@
-"""Lets a step begin only when its batch is there, so that a silent stream blocks no hook.
+"""Starts a step only when its batch is there, so that a silent stream blocks no hook.
 
-The batch of a stream passes a queue; empty batches are not put into it. A step that found the queue
-empty would wait inside of TensorFlow, where nobody can save, print or stop. So the wait is here,
-before the step, and every second of it what hooks have registered with `idle` is called.
+The batch of a stream passes a queue, into which empty batches are not put. A step that found the
+queue empty would wait inside TensorFlow, where hooks cannot save, print or stop. So the wait is
+here, before the step, and calls the functions registered with `idle` every second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IDLE_SECS = 1.0
 
 
 class _CountingSession:
-  """A session for a queue runner, that says how each run of the enqueue op ended."""
+  """A session for a queue runner that reports how each run of the enqueue op ended."""
 
   def __init__(
     self,
@@ -55,9 +55,9 @@ class StreamHook(tf.compat.v1.train.SessionRunHook):
   """Fills a queue with batches that have samples, and waits for one before each step.
 
   Args:
-    queue: where the step takes its batch from; its enqueue op drops batches without samples.
+    queue: the queue of batches for steps; its enqueue op drops batches without samples.
     has_samples: bool scalar, whether the batch that is being put into the queue has samples.
-    batch: a tensor that was taken from the queue; runs that need it are steps.
+    batch: a tensor taken from the queue; a session run that needs it is a step.
   """
 
   def __init__(self, queue: Any, has_samples: tf.Tensor, batch: tf.Tensor):
@@ -89,16 +89,16 @@ class StreamHook(tf.compat.v1.train.SessionRunHook):
       return
     while not self._take(_IDLE_SECS):
       if idle.run(run_context.session) or run_context.stop_requested:
-        # Ends the run as the end of the data does: hooks save.
+        # Ends the run like the end of the data does, so that hooks save.
         raise tf.errors.OutOfRangeError(None, None, "training was stopped while no data came")
 
   def _take(self, timeout_secs: float) -> bool:
-    """Returns whether the step may begin: a batch is there, or none will come any more."""
+    """Returns whether the step may begin: a batch is there, or no more will come."""
     with self._condition:
       if not self._num_waiting:
         self._condition.wait(timeout_secs)
       if self._num_waiting:
         self._num_waiting -= 1
         return True
-    # The step finds the queue closed, or hooks the error that stopped the thread.
+    # The step finds the queue closed, or hooks find the error that stopped the thread.
     return not self._threads[0].is_alive()

@@ -1,4 +1,4 @@
-"""Asks the agent beside a serving process who serves the other parts of the model."""
+"""Asks the agent beside a serving process which processes serve the other parts of the model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 _ASK_AGAIN_SECS = 15
 _DEADLINE_SECS = 5
 _MIN_GAP_SECS = 0.1
-# A replica that an answer lacks may only have lost its session: so long it is worth a try when all
-# others fail.
+# A replica missing from an answer may only have lost its session: for this long it is tried when
+# all others fail.
 _REMEMBER_SECS = 60
 _SERVER_TYPES = (agent_service_pb2.PS, agent_service_pb2.DENSE)
 
 
 class ServedModel(NamedTuple):
-  """Says where a model is served, and under which name.
+  """The addresses and the name of a served model.
 
   Attributes:
     model_name: the name to put into requests.
     addresses: `host:port` of its replicas.
-    former_addresses: replicas that were there a moment ago, to be tried when the others fail.
+    former_addresses: replicas that disappeared a moment ago, to be tried when the others fail.
   """
 
   model_name: str
@@ -37,7 +37,7 @@ class ServedModel(NamedTuple):
 
 
 def find_key(services: Mapping[str, Any], model_name: str, old_model_name: str) -> tuple[str, str]:
-  """Picks a model's key and name by the kind of keys that an agent answers.
+  """Chooses a model's key and name by the kind of keys in an agent's answer.
 
   Args:
     services: the answer of `HeartBeat`: `<model>:ps_<i>` (unified) or `ps:<i>` -> addresses.
@@ -54,7 +54,7 @@ def find_key(services: Mapping[str, Any], model_name: str, old_model_name: str) 
 
 
 class AgentResolver:
-  """Knows from the agent's heart beat where models are served.
+  """Finds out from the agent's heart beat where models are served.
 
   The agent is asked at the first call and then every 15 seconds. An agent that does not answer
   changes nothing: the last answer holds.
@@ -85,7 +85,7 @@ class AgentResolver:
     self._asked = -float("inf")
 
   def __call__(self, model_name: str, old_model_name: str, task: int) -> ServedModel:
-    """Returns where a model is served; nowhere if the agent never answered.
+    """Returns where a model is served; no address if the agent never answered.
 
     Args:
       model_name: `<model>:<sub graph>`.
@@ -105,14 +105,14 @@ class AgentResolver:
     return ServedModel(name, addresses, former)
 
   def ask_again(self, since: float, deadline: float) -> None:
-    """Asks the agent before its time, because replicas failed.
+    """Asks the agent earlier than planned, because replicas failed.
 
     Calls that fail together share one answer, and there are at most ten questions a second: a call
     waits for its turn.
 
     Args:
-      since: when the caller took the addresses that failed, `time.monotonic()`.
-      deadline: until when it can wait.
+      since: the `time.monotonic()` at which the caller took the addresses that failed.
+      deadline: the time until which the caller can wait.
     """
     with self._lock:
       if self._asked > since:
@@ -126,7 +126,7 @@ class AgentResolver:
     self._channel.close()
 
   def _get_services(self) -> dict[str, list[str]]:
-    # Who finds the answer too old asks; the others go on with it, unless there is none yet.
+    # A caller that finds the answer too old asks; others use the old one, unless there is none yet.
     first = self._services is None
     if time.monotonic() - self._asked < (1 if first else _ASK_AGAIN_SECS):
       return self._services or {}

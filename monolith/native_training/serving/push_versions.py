@@ -1,4 +1,4 @@
-"""Numbers pushes, so that replicas refuse what a parameter server sends that was replaced.
+"""Numbers pushes, so that replicas refuse those of a parameter server that was replaced.
 
 Every process that pushes has an epoch, the time when it began, and counts its calls. Exports have a
 second signature beside each that assigns rows, which takes both numbers and refuses a call that is
@@ -7,8 +7,8 @@ not newer than the last one it has seen:
     <group>/raw_assign  ->  <group>/versioned_assign
     hashtable_assign    ->  hashtable_versioned_assign
 
-Servers of older exports, and those that tell nothing about their models, get the plain call. Clocks
-of machines that push the same tables one after the other must agree better than the time between.
+Servers of older exports, and those that do not describe their models, get the plain call. Machines
+that push the same tables one after the other need clocks that differ by less than the time between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def versioned_name(signature_name: str) -> str:
 
 
 class PushVersions:
-  """The numbers of one process's pushes, and who wants them. Thread-safe.
+  """The numbers of one process's pushes, and the targets that take them. Thread-safe.
 
   Args:
     epoch: greater than that of every process that pushed these tables before; by default the time
@@ -52,7 +52,7 @@ class PushVersions:
     self.epoch = time.time_ns() // 1000 if epoch is None else epoch
     self._seqs = itertools.count(1)
     self._lock = threading.Lock()
-    # (target, model, signature) -> whether it is there, and until when that holds.
+    # (target, model, signature) -> whether the signature exists, and until when that holds.
     self._known: dict[tuple[str, str, str], tuple[bool, float]] = {}
 
   def number(
@@ -72,17 +72,17 @@ class PushVersions:
   def are_wanted(
     self, channel: grpc.Channel, target: str, model_name: str, signature_name: str, secs: float
   ) -> bool:
-    """Returns whether a target has the signature with numbers; asks it now and then.
+    """Returns whether a target has the numbered signature; asks it from time to time.
 
     Args:
-      channel: to the target.
-      target: its address.
+      channel: the channel to the target.
+      target: the target's address.
       model_name: the model.
       signature_name: the plain signature.
-      secs: how long the target has to answer.
+      secs: the time limit for the answer.
 
     Raises:
-      grpc.RpcError: it does not say, although it can be asked such things.
+      grpc.RpcError: the target fails, although it implements the call.
     """
     key = (target, model_name, signature_name)
     known, until = self._known.get(key, (False, 0.0))
@@ -102,13 +102,13 @@ class PushVersions:
     return known
 
   def forget(self, target: str) -> None:
-    """Asks a target again at the next push."""
+    """Makes the next push ask the target again."""
     for key in [key for key in self._known if key[0] == target]:
       self._known.pop(key, None)
 
 
 def _signature_names(answer: bytes) -> set[str]:
-  """Returns the signatures that a model tells of, none if it is no such answer."""
+  """Returns the signatures in a model's metadata, none if there are none."""
   try:
     response = prediction_service_pb2.ModelMetadataResponse.FromString(answer)
     packed = any_pb2.Any.FromString(response.metadata.get(_FIELD, b""))

@@ -49,7 +49,7 @@ MAX_REQUEST_BYTES = 7 << 19
 _LOOK_UP_SECONDS = 5
 _MAX_PUSH_MS = 600_000
 _MAX_PUSH_THREADS = 64
-# A channel that nobody used for so long belongs to a replica that is gone.
+# A channel unused for this long belongs to a replica that is gone.
 _CHANNEL_IDLE_SECS = 600
 _CHANNEL_OPTIONS = (
   ("grpc.enable_http_proxy", 0),
@@ -58,7 +58,7 @@ _CHANNEL_OPTIONS = (
   ("grpc.min_reconnect_backoff_ms", 200),
   ("grpc.max_reconnect_backoff_ms", 1000),
 )
-# A replica that failed is asked again after this time, unless it is the only one.
+# A failed replica is asked again after this time, unless it is the only one.
 _AVOID_SECS = 1
 
 RemotePredictResolver = Callable[[str, str, int], Union[Sequence[str], ServedModel]]
@@ -68,7 +68,7 @@ class HostError(Exception):
   """An error that becomes the status of the op.
 
   Args:
-    code: number of a `tf.errors` / gRPC code.
+    code: the number of the `tf.errors` or gRPC code.
     message: the op's error message.
   """
 
@@ -90,8 +90,8 @@ def make_predict_requests(
 
   Args:
     request: the rows.
-    max_bytes: ids and rows of one call take at most this much, but for one row per table: a larger
-      push becomes several calls, with an equal share of every table in each.
+    max_bytes: the limit for ids and rows of one call, except that one row per table always fits. A
+      larger push becomes several calls, with an equal share of every table in each.
   """
   single = [push_rows.decode(delta) for delta in request.delta_hash_tables]
   group = [push_rows.decode(delta) for delta in request.delta_multi_hash_tables]
@@ -110,7 +110,7 @@ def _make_predict_request(
   single: Sequence[push_rows.TableRows],
   group: Sequence[push_rows.TableRows],
 ) -> prediction_service_pb2.PredictRequest | None:
-  """Returns one call, `None` if it would assign nothing."""
+  """Returns one call, `None` if it would be empty."""
   if not any(rows.ids.size for rows in itertools.chain(single, group)):
     return None
   predict = prediction_service_pb2.PredictRequest()
@@ -139,7 +139,7 @@ def count_ids(request: parameter_sync_pb2.PushRequest) -> int:
 
 
 class _Channels:
-  """Open channels by address, kept from call to call; those that nobody uses are closed."""
+  """Open channels by address, kept from call to call; unused ones are closed."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -200,15 +200,15 @@ def push(
 
   Args:
     request: the rows.
-    config: where to.
-    versions: numbers the calls for targets that refuse older ones; by default those of this
+    config: the targets.
+    versions: the numbers of calls to targets that refuse older ones; by default those of this
       process.
 
   Returns:
-    One response per target; a target that fails is told by its status code, not by an exception.
+    One response per target; a failure is a status code there, not an exception.
 
   Raises:
-    HostError: `config` says to wait for more than ten minutes.
+    HostError: the timeout in `config` is more than ten minutes.
   """
   if config.timeout_in_ms > _MAX_PUSH_MS:
     raise HostError(
@@ -262,7 +262,7 @@ def _push_call(request: bytes, config: bytes) -> bytes:
     parameter_sync_pb2.PushRequest.FromString(request),
     parameter_sync_pb2.ClientConfig.FromString(config),
   )
-  # The kernel keeps the rows for the next push if a target did not take them.
+  # The kernel keeps rows that a target did not take for the next push.
   failed = sum(response.status_code != 0 for response in result.responses)
   json = json_format.MessageToJson(result, preserving_proto_field_name=True)
   return f"{failed} {json}".encode()
@@ -277,7 +277,7 @@ _predict_channels = _Channels()
 _next_replica = itertools.count()
 # Address -> when it failed last.
 _failed_replicas: dict[str, float] = {}
-# A call that another replica may answer, in what is left of its time.
+# For a call that another replica may answer in the remaining time.
 _RETRIED = (
   grpc.StatusCode.UNAVAILABLE,
   grpc.StatusCode.NOT_FOUND,
@@ -289,9 +289,9 @@ def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
   """Sets where models are served, for the `TfServingRemotePredict` ops of this process.
 
   Args:
-    resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, asked at every call
-      and used in turn; or a `ServedModel`, which also says under which name. `None` to forget it:
-      then the agent at `localhost:$PORT2` is asked, where `PORT2` is set.
+    resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, which is called for
+      every request and whose addresses are used in turn; or a `ServedModel`, which also has a name.
+      `None` removes it: then the agent at `localhost:$PORT2` is asked, if `PORT2` is set.
   """
   global _resolver, _agent_resolver
   _resolver = resolver
@@ -325,7 +325,7 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
   predict = prediction_service_pb2.PredictRequest.FromString(request)
   model_name = predict.model_spec.name
   resolver = _get_resolver()
-  # Asked again if all fail: whom it knew may be gone.
+  # Asked again if all fail: the replicas it knew may be gone.
   agent = resolver if isinstance(resolver, AgentResolver) else None
   deadline = time.monotonic() + int(deadline_millis) / 1000
   errors: list[tuple[grpc.StatusCode, str]] = []
@@ -343,7 +343,7 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
     for i, address in enumerate(chosen):
       tried.add(address)
       left_secs = max(0.0, deadline - time.monotonic())
-      # A replica that stands still says nothing: the next one must have time to answer.
+      # A replica that hangs does not answer: the next one must have time to.
       timeout_secs = left_secs / 2 if i + 1 < len(chosen) else left_secs
       try:
         return _predict_channels.predict_call(address)(request, timeout=timeout_secs)
@@ -363,7 +363,7 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
 
 
 def _choose_replicas(served: ServedModel) -> list[str]:
-  """Returns the replica whose turn it is, another one for the case that it fails, and a former."""
+  """Returns the replica whose turn it is, another one in case it fails, and a former one."""
   now = time.monotonic()
 
   def failed(address: str) -> bool:
@@ -381,7 +381,7 @@ def _choose_replicas(served: ServedModel) -> list[str]:
 
 
 class _DummyPredictionService(grpc.GenericRpcHandler):
-  """Answers every well-formed Predict call, and remembers nothing."""
+  """Answers every well-formed Predict call, and stores nothing."""
 
   def service(self, handler_call_details: grpc.HandlerCallDetails):
     if handler_call_details.method != PREDICT_METHOD:
@@ -422,7 +422,7 @@ def _start_dummy_server(address: bytes, _: bytes) -> bytes:
 
 
 def _listening_address(address: str) -> str:
-  """Returns `address` with a number for its host: gRPC would look a name up without a limit."""
+  """Returns `address` with a numeric host: gRPC would look up a name without a time limit."""
   host, colon, port = address.rpartition(":")
   if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise HostError(
@@ -437,10 +437,10 @@ def _listening_address(address: str) -> str:
 
 
 def _look_up(host: str) -> str:
-  """Returns the first address of a name.
+  """Returns the first address of a host name.
 
   Raises:
-    HostError: it has none, or no name server answers.
+    HostError: the name has no address, or no name server answers.
   """
   answers: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -450,7 +450,7 @@ def _look_up(host: str) -> str:
     except (OSError, UnicodeError, ValueError) as error:
       answers.put(error)
 
-  # A daemon, so that the process can end although a name server does not answer.
+  # A daemon thread, so that the process can end although a name server does not answer.
   threading.Thread(target=ask, daemon=True, name="look_up").start()
   try:
     answer = answers.get(timeout=_LOOK_UP_SECONDS)
