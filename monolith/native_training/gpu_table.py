@@ -47,7 +47,7 @@ COMPRESSORS = {None: 0, "fp32": 2, "fp16": 3, "fixed_r8": 4, "one_bit": 5}
 _DUPLICATES = {"none": 0, "steps": 1, "sum": 2}
 _SHARDS = 64
 _NOT_FINITE = {"stop": 0, "skip": 1, "ignore": 2}
-_VERSION = 2
+_VERSION = 3
 _INVALID_ARGUMENT = 1
 _OUT_OF_MEMORY = 3
 _REFUSED = 6
@@ -100,6 +100,7 @@ class Segment:
   init_scale: float = 1.0
   max_scale: float = 10000.0
   amplitude: float = 0.1
+  decay_by_step: bool = False
   step_size: int = 200
 
 
@@ -129,6 +130,7 @@ class _Segment(ctypes.Structure):
     ("init_scale", ctypes.c_float),
     ("max_scale", ctypes.c_float),
     ("amplitude", ctypes.c_float),
+    ("decay_by_step", ctypes.c_int32),
     ("step_size", ctypes.c_int64),
   ]
 

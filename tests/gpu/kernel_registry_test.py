@@ -84,6 +84,17 @@ _TABLE_KERNELS = {
   ],
   "MonolithHashTableFusedLookup": ["table_handles", *_FUSED_LOOKUP],
   "MonolithHashTableFusedOptimize": ["table_handles", *_FUSED_OPTIMIZE, "table_handles_output"],
+  "MonolithHashTableConfigure": ["table_handle"],
+  "MonolithHashTableErase": ["table_handle", "table_handle_output"],
+  "MonolithHashTableLookupList": ["table_handles"],
+  "MonolithHashTableOptimizeList": [
+    "table_handles",
+    "learning_rates",
+    "req_time",
+    "global_step",
+  ],
+  "MonolithHashTableRestoreGroup": ["handle", "basename", "others", "output_handle"],
+  "MonolithHashTableSaveGroup": ["handle", "basename", "others", "output_handle"],
   "MonolithHashTableSize": ["table_handle", "size"],
   "MonolithHashTableStats": ["table_handle", "stats"],
   "MonolithHashTableSaveAsTensor": [

@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-#define MONO_GPU_VERSION 2
+#define MONO_GPU_VERSION 3
 #define MONO_GPU_OK 0
 #define MONO_GPU_INVALID_ARGUMENT 1
 #define MONO_GPU_CUDA_ERROR 2
@@ -239,6 +239,7 @@ typedef struct MonoGpuTableSegment {
   float init_scale;
   float max_scale;
   float amplitude;
+  int32_t decay_by_step;  // of Adam
   int64_t step_size;
 } MonoGpuTableSegment;
 

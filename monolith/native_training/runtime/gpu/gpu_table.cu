@@ -175,8 +175,9 @@ RowPlan GpuTable::PlanFor(RowMode mode, int64_t global_step) const {
     to.retriever = from.retriever;
     const bool decoupled =
         o.kind == engine::OptimizerKind::kDynamicWdAdagrad && o.decouple_weight_decay;
+    const bool by_step = o.kind == engine::OptimizerKind::kAdam && o.decay_by_step;
     to.flags = (o.use_nesterov ? SegmentPlan::kNesterov : 0) |
-               (decoupled ? SegmentPlan::kDecoupled : 0) |
+               (decoupled ? SegmentPlan::kDecoupled : 0) | (by_step ? SegmentPlan::kByStep : 0) |
                (o.stochastic_rounding_float16 ? SegmentPlan::kRounded : 0);
     const bool constant = from.initializer.kind == engine::InitializerKind::kConstants;
     to.initial_low = constant ? from.initializer.constant : from.initializer.minval;
@@ -190,6 +191,10 @@ RowPlan GpuTable::PlanFor(RowMode mode, int64_t global_step) const {
     to.beta1 = o.beta1;
     to.beta2 = o.beta2;
     to.momentum = o.momentum;
+    if (by_step) {
+      // As the engine has it; a device's powers may differ in their last bits.
+      to.step_correction = std::sqrt(1.0f - std::pow(o.beta2, static_cast<float>(global_step + 1)));
+    }
     to.amplitude = from.compressor.amplitude;
     to.retriever_scale = from.retriever == engine::RetrieverKind::kHashNet
                              ? engine::HashNetScale(from.compressor, global_step)

@@ -46,6 +46,7 @@ int ReadSegment(int64_t number, const MonoGpuTableSegment& from, engine::Segment
   o.beta2 = from.beta2;
   o.momentum = from.momentum;
   o.use_nesterov = from.use_nesterov != 0;
+  o.decay_by_step = from.decay_by_step != 0;
   o.decouple_weight_decay = from.decouple_weight_decay != 0;
   o.stochastic_rounding_float16 = from.stochastic_rounding_float16 != 0;
   to->initializer.kind = static_cast<engine::InitializerKind>(from.initializer);

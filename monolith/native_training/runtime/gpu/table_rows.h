@@ -39,6 +39,7 @@ struct SegmentPlan {
   float initial_low;  // or the constant
   float initial_high;
   float weight_decay, beta, l1, l2, rho, epsilon, beta1, beta2, momentum;
+  float step_correction;  // of the second moment of an Adam that goes by the number of the step
   float retriever_scale;  // hash-net: the scale, fake-quant: the range
   float amplitude;
   int32_t num_fields;
@@ -48,7 +49,7 @@ struct SegmentPlan {
     float initial;
   } fields[kMaxStateFields];
 
-  static constexpr uint8_t kNesterov = 1, kDecoupled = 2, kRounded = 4;
+  static constexpr uint8_t kNesterov = 1, kDecoupled = 2, kRounded = 4, kByStep = 8;
 };
 
 // A row and the step that every row of a batch takes.
@@ -244,8 +245,23 @@ MONO_DEVICE void StepSegment(const RowPlan& plan, const SegmentPlan& s, int64_t 
           s.weight_decay,           s.beta1, s.beta2, s.epsilon, nesterov ? 1.0f - s.beta1 : 0.0f,
           nesterov ? s.beta1 : 1.0f};
       SyncTile<kTile>(warp_lane);  // a fresh row's powers are written by other lanes
-      const float power1 = power[0], power2 = power[1];
-      const float rate = engine::AdamRate(s.lr, power1, power2);
+      float power1 = power[0];
+      const float power2 = power[1];
+      float rate, next;  // what comes after power2
+      if (s.flags & SegmentPlan::kByStep) {
+        next = static_cast<float>(plan.global_step + 1);
+        if (power2 > next) {
+          for (int i = lane; i < dim; i += kTile) a[i] = b[i] = 0.0f;
+          power1 = s.beta1;
+        } else if (power2 >= 1.0f && next > power2 + 1.0f) {
+          const float decay = std::pow(s.beta2, next - power2 - 1.0f);
+          for (int i = lane; i < dim; i += kTile) b[i] *= decay;
+        }
+        rate = s.lr * s.step_correction / (1.0f - power1);
+      } else {
+        rate = engine::AdamRate(s.lr, power1, power2);
+        next = amsgrad || power2 < 1.0f ? power2 * s.beta2 : 0.0f;
+      }
       for (int i = lane; i < dim; i += kTile) {
         if (amsgrad) {
           engine::AmsgradRule(factors, rate, grad(i), w + i, a + i, b + i, largest + i);
@@ -256,7 +272,7 @@ MONO_DEVICE void StepSegment(const RowPlan& plan, const SegmentPlan& s, int64_t 
       SyncTile<kTile>(warp_lane);
       if (lane == 0) {
         power[0] = power1 * s.beta1;
-        power[1] = power2 * s.beta2;
+        power[1] = next;
       }
       break;
     }

@@ -72,6 +72,7 @@ inline MonoGpuTableSegment ToC(const engine::SegmentConfig& s) {
   c.initializer = static_cast<int32_t>(s.initializer.kind);
   c.compressor = static_cast<int32_t>(s.compressor.kind);
   c.use_nesterov = o.use_nesterov;
+  c.decay_by_step = o.decay_by_step;
   c.decouple_weight_decay = o.decouple_weight_decay;
   c.stochastic_rounding_float16 = o.stochastic_rounding_float16;
   c.initial_accumulator_value = o.initial_accumulator_value;
@@ -495,6 +496,7 @@ inline engine::TableConfig DifferentialConfig(int number) {
     o.l1 = 0.01f;
     o.l2 = 0.02f;
     o.use_nesterov = random() % 2 == 0;
+    o.decay_by_step = number / kOptimizers % 2 == 1;  // Adam alone reads it
     o.decouple_weight_decay = random() % 2 == 0;
     segment.initializer.kind = static_cast<engine::InitializerKind>(
         static_cast<int>(engine::InitializerKind::kZeros) + static_cast<int>(random() % 4));
@@ -507,18 +509,19 @@ inline engine::TableConfig DifferentialConfig(int number) {
 
 constexpr int kDifferentialConfigs = 48;
 
+constexpr int kSkewedConfigs = 28;
+
 // Every optimizer in dims from 1 to 256, for skewed batches.
 inline engine::TableConfig SkewedConfig(int number) {
   constexpr int64_t kDims[] = {1, 3, 16, 64, 256, 8, 100};
   engine::TableConfig config = DifferentialConfig(number % 14);
   engine::SegmentConfig& segment = config.entry.segments[0];
+  segment.optimizer.decay_by_step = number >= kSkewedConfigs / 2;
   if (segment.optimizer.kind != engine::OptimizerKind::kBatchSoftmax) {
     segment.dim_size = kDims[(number + number / 14) % 7];
   }
   return config;
 }
-
-constexpr int kSkewedConfigs = 28;
 
 inline DifferentialOptions SkewedOptions(int number) {
   DifferentialOptions options;

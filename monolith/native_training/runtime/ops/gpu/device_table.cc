@@ -34,6 +34,7 @@ MonoGpuTableSegment ToSegment(const engine::SegmentConfig& from) {
   to.initializer = static_cast<int32_t>(from.initializer.kind);
   to.compressor = static_cast<int32_t>(from.compressor.kind);
   to.use_nesterov = from.optimizer.use_nesterov;
+  to.decay_by_step = from.optimizer.decay_by_step;
   to.decouple_weight_decay = from.optimizer.decouple_weight_decay;
   to.stochastic_rounding_float16 = from.optimizer.stochastic_rounding_float16;
   to.initial_accumulator_value = from.optimizer.initial_accumulator_value;
@@ -294,12 +295,6 @@ Status DeviceTable::Create(const ::monolith::hash_table::EmbeddingHashTableConfi
     return errors::InvalidArgument("table ", name,
                                    " is for serving, whose rows are kept in main memory; use "
                                    "CuckooHashTableConfig");
-  }
-  for (const engine::SegmentConfig& segment : config.entry.segments) {
-    if (!segment.optimizer.decay_by_step) continue;
-    return errors::InvalidArgument("table ", name,
-                                   " has an Adam with decay_by_step, which GPUs do not have; leave "
-                                   "that out, or use CuckooHashTableConfig");
   }
   std::unique_ptr<DeviceTable> created(new DeviceTable(name, std::move(config), std::move(layout)));
   TF_RETURN_IF_ERROR(

@@ -3,6 +3,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_GPU_DEVICE_TABLE_RESOURCE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_GPU_DEVICE_TABLE_RESOURCE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,11 +13,13 @@
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
 #include "monolith/native_training/runtime/ops/gpu/device_table.h"
 #include "monolith/native_training/runtime/ops/serving/sync_client.h"
+#include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/hash_filter_resource.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/hash.h"
+#include "tensorflow/core/platform/mutex.h"
 #include "tensorflow/core/platform/refcount.h"
 #include "tensorflow/core/platform/strcat.h"
 
@@ -39,21 +42,65 @@ class DeviceTableResource : public ResourceBase {
     core::RefCountPtr<DeviceTableResource> created(new DeviceTableResource);
     TF_RETURN_IF_ERROR(CheckDummy(name, *sync_client));
     TF_RETURN_IF_ERROR(DeviceTable::Create(config, name, &created->table_));
+    created->current_.store(created->table_.get(), std::memory_order_release);
     created->filter_ = std::move(filter);
     *resource = created.release();
     return OkStatus();
   }
 
-  DeviceTable* table() const { return table_.get(); }
+  // As HashTableResource::Configure.
+  Status Configure(const ::monolith::hash_table::EmbeddingHashTableConfig& config) {
+    mutex_lock lock(configure_mu_);
+    std::unique_ptr<DeviceTable> next;
+    TF_RETURN_IF_ERROR(DeviceTable::Create(config, table()->name(), &next));
+    if (next->dim() != table()->dim()) {
+      return errors::InvalidArgument("config has dimension ", next->dim(), ", but the table has ",
+                                     table()->dim());
+    }
+    TF_RETURN_IF_ERROR(CopyRows(*table(), next.get()));
+    current_.store(next.get(), std::memory_order_release);
+    // Kernels may hold it still.
+    former_.push_back(std::move(table_));
+    table_ = std::move(next);
+    const DeviceTable& former = *former_.back();
+    return former.Check(former.library().table_clear(former.get(), nullptr));
+  }
+
+  DeviceTable* table() const { return current_.load(std::memory_order_acquire); }
   engine::OccurrenceFilter* filter() const { return filter_->filter(); }
 
-  std::string DebugString() const override { return table_->DebugString(); }
+  std::string DebugString() const override { return table()->DebugString(); }
 
  private:
   DeviceTableResource() = default;
 
+  static Status CopyRows(const DeviceTable& from, DeviceTable* to) {
+    constexpr int kShards = engine::EmbeddingTable::NumShards();
+    std::vector<std::string> entries;
+    std::vector<const char*> records;
+    std::vector<int64_t> sizes;
+    for (int shard = 0; shard < kShards; ++shard) {
+      int64_t offset = 0, state_reset = 0;
+      TF_RETURN_IF_ERROR(from.SavePage(shard, kShards, INT64_MAX, offset, &offset, &entries));
+      records.clear();
+      sizes.clear();
+      for (const std::string& entry : entries) {
+        records.push_back(entry.data());
+        sizes.push_back(static_cast<int64_t>(entry.size()));
+      }
+      if (entries.empty()) continue;
+      TF_RETURN_IF_ERROR(to->Check(
+          to->library().table_load_records(to->get(), nullptr, records.data(), sizes.data(),
+                                           static_cast<int64_t>(records.size()), &state_reset)));
+    }
+    return OkStatus();
+  }
+
   core::RefCountPtr<HashFilterResource> filter_;
+  mutex configure_mu_;
+  std::vector<std::unique_ptr<DeviceTable>> former_;
   std::unique_ptr<DeviceTable> table_;
+  std::atomic<DeviceTable*> current_{nullptr};  // table_'s
 };
 
 // Orders its tables by name, as MultiHashTableResource does.
@@ -135,11 +182,42 @@ struct FilteredDeviceTable {
   engine::OccurrenceFilter* filter;
 };
 
+// Holds references to the tables of the first inputs during a call.
+class HeldDeviceTables {
+ public:
+  Status Lookup(OpKernelContext* ctx, int num_tables) {
+    for (int i = 0; i < num_tables; ++i) {
+      core::RefCountPtr<DeviceTableResource> resource;
+      TF_RETURN_IF_ERROR(LookupHandleInput(ctx, i, "table_handles", &resource));
+      tables_.push_back({resource->table(), resource->filter()});
+      resources_.push_back(std::move(resource));
+    }
+    return OkStatus();
+  }
+
+  const std::vector<FilteredDeviceTable>& tables() const { return tables_; }
+
+ private:
+  std::vector<core::RefCountPtr<DeviceTableResource>> resources_;
+  std::vector<FilteredDeviceTable> tables_;
+};
+
 Status FusedLookupOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
                            const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards);
 Status FusedOptimizeOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
                              const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards,
                              bool enable_grad_accumulation);
+
+// Output i = the vectors of ids[i] in tables[i], [n, dims[i]].
+Status LookUpListsOnDevice(OpKernelContext* ctx, GpuCall* call,
+                           const std::vector<FilteredDeviceTable>& tables,
+                           const std::vector<int64_t>& dims, const OpInputList& ids);
+// One step per table and distinct id, on the sum of the id's gradients. Learning rates are on the
+// host, one per segment of each table; `options` has the times.
+Status OptimizeListsOnDevice(GpuCall* call, const std::vector<FilteredDeviceTable>& tables,
+                             const std::vector<const float*>& learning_rates,
+                             const OpInputList& ids, const OpInputList& grads,
+                             DeviceWriteOptions options);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

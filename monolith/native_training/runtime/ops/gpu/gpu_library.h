@@ -37,6 +37,7 @@
   FUNCTION(table_assign_add)             \
   FUNCTION(table_optimize_many)          \
   FUNCTION(table_reinitialize)           \
+  FUNCTION(table_erase)                  \
   FUNCTION(table_evict)                  \
   FUNCTION(table_reserve)                \
   FUNCTION(table_clear)                  \

@@ -87,6 +87,7 @@ class HashTableGpuOp : public NamedResourceOp<DeviceTableResource> {
     OP_REQUIRES(ctx, config_.ParseFromString(config),
                 errors::InvalidArgument("Unable to parse config. Make sure it is serialized "
                                         "version of EmbeddingHashTableConfig."));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
   }
 
  private:
@@ -96,10 +97,30 @@ class HashTableGpuOp : public NamedResourceOp<DeviceTableResource> {
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "filter_handle", &filter));
     core::RefCountPtr<SyncClient> sync_client;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 1, "sync_client_handle", &sync_client));
-    return DeviceTableResource::Create(config_, name, std::move(filter), std::move(sync_client),
-                                       resource);
+    return DeviceTableResource::Create(config_, label_.empty() ? name : label_, std::move(filter),
+                                       std::move(sync_client), resource);
   }
 
+  ::monolith::hash_table::EmbeddingHashTableConfig config_;
+  std::string label_;
+};
+
+class ConfigureGpuOp : public OpKernel {
+ public:
+  explicit ConfigureGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string config;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config));
+    OP_REQUIRES(ctx, config_.ParseFromString(config),
+                errors::InvalidArgument("config is no serialized EmbeddingHashTableConfig"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    OP_REQUIRES_OK(ctx, resource->Configure(config_));
+  }
+
+ private:
   ::monolith::hash_table::EmbeddingHashTableConfig config_;
 };
 
@@ -208,6 +229,25 @@ class OptimizeGpuOp : public GpuKernel {
   bool enable_dedup_ = false;
 };
 
+class EraseGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
+    const DeviceTable& table = *resource->table();
+    const Tensor& ids = ctx->input(1);
+    if (ids.NumElements() > 0) {
+      TF_RETURN_IF_ERROR(table.Check(call->library().table_erase(
+          table.get(), call->stream(), DeviceIds(ids), ids.NumElements())));
+    }
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+};
+
 class SizeGpuOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -285,26 +325,6 @@ class RestoreGpuOp : public FileKernel {
   }
 };
 
-// Holds references to the tables of the first inputs during a call.
-class HeldTables {
- public:
-  Status Lookup(OpKernelContext* ctx, int num_tables) {
-    for (int i = 0; i < num_tables; ++i) {
-      core::RefCountPtr<DeviceTableResource> resource;
-      TF_RETURN_IF_ERROR(LookupHandleInput(ctx, i, "table_handles", &resource));
-      tables_.push_back({resource->table(), resource->filter()});
-      resources_.push_back(std::move(resource));
-    }
-    return OkStatus();
-  }
-
-  const std::vector<FilteredDeviceTable>& tables() const { return tables_; }
-
- private:
-  std::vector<core::RefCountPtr<DeviceTableResource>> resources_;
-  std::vector<FilteredDeviceTable> tables_;
-};
-
 class FusedLookupGpuOp : public GpuKernel {
  public:
   explicit FusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
@@ -314,7 +334,7 @@ class FusedLookupGpuOp : public GpuKernel {
 
  protected:
   Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    HeldTables held;
+    HeldDeviceTables held;
     TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
     return FusedLookupOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_);
   }
@@ -334,7 +354,7 @@ class FusedOptimizeGpuOp : public GpuKernel {
 
  protected:
   Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    HeldTables held;
+    HeldDeviceTables held;
     TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
     TF_RETURN_IF_ERROR(FusedOptimizeOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_,
                                              enable_grad_accumulation_));
@@ -355,7 +375,15 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashTable")
                             .HostMemory("handle"),
                         HashTableGpuOp);
 REGISTER_GUARDED_KERNEL(
+    Name("MonolithHashTableConfigure").Device(DEVICE_GPU).HostMemory("table_handle"),
+    ConfigureGpuOp);
+REGISTER_GUARDED_KERNEL(
     Name("MonolithHashTableLookup").Device(DEVICE_GPU).HostMemory("table_handle"), LookupGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableErase")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("table_handle_output"),
+                        EraseGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupEntry")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")

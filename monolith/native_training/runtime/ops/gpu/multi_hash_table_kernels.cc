@@ -240,23 +240,11 @@ class MultiLookupListGpuOp : public GpuKernel {
     OpInputList ids;
     TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
     TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
-    TF_RETURN_IF_ERROR(CheckEqual("size of dims", static_cast<int64_t>(dims_.size()),
-                                  "number of inputs", ids.size()));
-    std::vector<DeviceLookup> lookups;
-    for (int i = 0; i < ids.size(); ++i) {
-      const DeviceTable* const table = group->table(tables_[i]);
-      TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      if (dims_[i] != table->dim()) {
-        return errors::InvalidArgument("dims[", i, "] is ", dims_[i],
-                                       ", but the table of that input has dimension ",
-                                       table->dim());
-      }
-      const int64_t n = ids[i].NumElements();
-      Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(AllocateOutput(ctx, i, {n, dims_[i]}, &out));
-      if (n > 0) lookups.push_back({table, DeviceIds(ids[i]), n, MutableFloats(*out)});
+    std::vector<FilteredDeviceTable> tables;
+    for (const int64_t place : tables_) {
+      tables.push_back({group->table(place), group->filter(place)});
     }
-    return LookUpDeviceTables(call, lookups);
+    return LookUpListsOnDevice(ctx, call, tables, dims_, ids);
   }
 
  private:
@@ -280,8 +268,6 @@ class MultiOptimizeListGpuOp : public GpuKernel {
     TF_RETURN_IF_ERROR(ctx->input_list("grads", &grads));
     TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
     DeviceWriteOptions options;
-    options.sum_duplicates = true;
-    options.count_once = true;
     const int rates = 1 + 2 * ids.size();
     TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 1, "update_time", &options.req_time));
     TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 2, "global_step", &options.global_step));
@@ -290,24 +276,13 @@ class MultiOptimizeListGpuOp : public GpuKernel {
     for (int64_t t = 0; t < group->size(); ++t) {
       first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
     }
-    std::vector<DeviceUpdate> updates;
-    for (int i = 0; i < ids.size(); ++i) {
-      const DeviceTable* const table = group->table(tables_[i]);
-      TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      const int64_t n = ids[i].NumElements();
-      int64_t want = 0;
-      TF_RETURN_IF_ERROR(MultiplySizes("size of ids * dimension", n, table->dim(), &want));
-      if (grads[i].NumElements() != want) {
-        return errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(),
-                                       " elements, want ", n, " ids times dimension ",
-                                       table->dim());
-      }
-      if (n == 0) continue;
-      options.filter = group->filter(tables_[i]);
-      options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
-      updates.push_back({table, {{DeviceIds(ids[i]), n, Floats(grads[i])}}, options});
+    std::vector<FilteredDeviceTable> tables;
+    std::vector<const float*> learning_rates;
+    for (const int64_t place : tables_) {
+      tables.push_back({group->table(place), group->filter(place)});
+      learning_rates.push_back(ctx->input(rates).flat<float>().data() + first_rate[place]);
     }
-    TF_RETURN_IF_ERROR(OptimizeDeviceTables(call, updates));
+    TF_RETURN_IF_ERROR(OptimizeListsOnDevice(call, tables, learning_rates, ids, grads, options));
     ctx->set_output(0, ctx->input(0));
     return OkStatus();
   }
