@@ -5,7 +5,7 @@
 | Estimator | `tf.estimator`, TPUEstimator | gone since 2.16: `graph_estimator` is ours on all |
 | Keras | 2, as `tf.keras` | 3; Keras 2 is the package `tf_keras` |
 | TPU embeddings | `tensorflow.python.tpu.tpu_embedding` | gone since 2.16 |
-| protobuf | 3.20 to 4 | up to 7: fields have no `label`, an option of JSON has another name |
+| protobuf | 3.20 to 4 | up to 7: fields have no `label` |
 | tensorboard | comes along | not with 2.21 |
 | Horovod's hook that broadcasts variables | there | gone, as it stands on `tf.estimator` |
 
@@ -16,9 +16,7 @@ imported before it is asked for, so that a program without TensorFlow can import
 from __future__ import annotations
 
 import importlib
-import inspect
 import types
-from collections.abc import Callable
 from typing import Any
 
 from monolith import _install
@@ -248,18 +246,3 @@ def is_repeated(field: Any) -> bool:
   if hasattr(field, "is_repeated"):
     return bool(field.is_repeated)
   return field.label == field.LABEL_REPEATED
-
-
-def message_to_dict(message: Any, **options: Any) -> dict[str, Any]:
-  """Returns a protobuf message as JSON has it, fields that are not set among them.
-
-  Args:
-    message: the message.
-    **options: those of `json_format.MessageToDict`.
-  """
-  from google.protobuf import json_format
-
-  to_dict: Callable[..., dict[str, Any]] = json_format.MessageToDict
-  names = inspect.signature(to_dict).parameters
-  old, new = "including_default_value_fields", "always_print_fields_with_no_presence"
-  return to_dict(message, **{new if new in names else old: True}, **options)

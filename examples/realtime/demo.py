@@ -50,7 +50,6 @@ class Demo:
     self._options = options
     self.system = System(options, folder, self._tell)
     self.monitor = Monitor(options, self.system)
-    self._final_auc: dict[str, float] = {}
     self._faults = FaultRunner(options, self.system, self.monitor, self._tell)
 
   def start(self) -> None:

@@ -22,13 +22,13 @@ from monolith.estimator import Estimator, RunConfig, ServingInputReceiver
 import numpy as np
 import tensorflow as tf
 
-NUM_USERS = NUM_ITEMS = 1000
+NUM_IDS = 1000  # users, and items
 
 
 def draw(seed, size=200_000):
   """Returns users, items and whether they clicked; a tenth of it is noise."""
   rng = np.random.default_rng(seed)
-  user, item = rng.integers(NUM_USERS, size=[2, size])
+  user, item = rng.integers(NUM_IDS, size=[2, size])
   return user, item, ((user + item) % 4 == 0) ^ (rng.random(size) < 0.1)
 
 

@@ -218,12 +218,6 @@ class FunctionsTest(unittest.TestCase):
     self.assertTrue(_tensorflow.is_repeated(fields["dependency"]))
     self.assertFalse(_tensorflow.is_repeated(fields["name"]))
 
-  def test_fields_that_are_not_set_are_written(self):
-    metadata = _tensorflow.import_summary_pb2().SummaryMetadata()
-    written = _tensorflow.message_to_dict(metadata, preserving_proto_field_name=True)
-    self.assertEqual(written["summary_description"], "")
-    self.assertIn("display_name", written)
-
   def test_summaries_are_of_one_kind(self):
     summary_pb2 = _tensorflow.import_summary_pb2()
     metadata = summary_pb2.SummaryMetadata(data_class=summary_pb2.DATA_CLASS_TENSOR)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from monolith.native_training import hash_table_ops, multi_hash_table_ops
 from monolith.row_log import row_log
 from tests.hash_table_testing import config_of, segment
+from tests.realtime.table_follower import TableFollower
 
 DIM = 4
 NAME = "MonolithHashTable_t"
@@ -99,7 +100,7 @@ class ServedTable:
         )
         handle, create = table.table, table.table.op
         self._lookup = table.lookup(self._ids)
-      self.follower = row_log.TableFollower([handle])
+      self.follower = TableFollower([handle])
       self.session = tf.compat.v1.Session()
     self.session.run(create)
     self.follower.bind(self.session)

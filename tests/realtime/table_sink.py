@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from monolith.native_training import hash_table_ops, multi_hash_table_ops
-from monolith.row_log import row_log
 from monolith.row_log.sync_state import SyncState
+from tests.realtime.table_follower import TableFollower
 
 
 class TableSink:
@@ -25,7 +25,7 @@ class TableSink:
     tables = graph.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY)
     handles = [group.handle for group in groups] + [table.table for table in tables]
     with graph.as_default(), tf.device("/device:CPU:0"):
-      self._follower = row_log.TableFollower(handles, state.topic).bind(session)
+      self._follower = TableFollower(handles, state.topic).bind(session)
     self._follower.seek(state.epoch, state.seq)
 
   def apply(self, message: bytes) -> None:

@@ -113,11 +113,6 @@ class WriteOnlyFileAndStat:
     self._buffer.append(self._layout_fn(obj))
     self._last_write = time.time()
 
-  def write_many(self, objs: Iterable[Any]) -> None:
-    """Adds a line for each object."""
-    for obj in objs:
-      self.write(obj)
-
   def flush(self, check: bool = True) -> None:
     """Writes what is buffered.
 

@@ -96,14 +96,15 @@ class WriteOnlyFileAndStatTest(tf.test.TestCase):
       with open(os.path.join(folder, f"part_{part:06d}.txt")) as f:
         return f.read().split()
 
-    file.write_many(["a", "b"])
+    file.write("a")
+    file.write("b")
     self.assertFalse(os.path.exists(folder))  # still buffered
     file.flush(check=False)
     self.assertEqual(read(0), ["a", "b"])
-    file.write_many(iter(["c"]))
+    file.write("c")
     file.flush()
     self.assertEqual(read(0), ["a", "b", "c"])
-    file.write_many(["d"])
+    file.write("d")
     file.close()
 
     self.assertEqual(read(0), ["a", "b", "c"])
