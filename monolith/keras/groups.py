@@ -11,11 +11,13 @@ table is that of its slot:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from monolith.keras import devices
 from monolith.keras.table import HashTable
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
@@ -28,8 +30,8 @@ def save_group(tables: Mapping[str, HashTable], path: Any) -> None:
     path: the files are `<path>-00000-of-00001` and so on, and `<path>.meta-00000-of-00001`.
 
   Raises:
-    ValueError: there is no table, or they do not expire after the same time, of which a group has
-      one.
+    ValueError: there is no table, they do not expire after the same time, of which a group has one,
+      or some are on a GPU and some are not.
     tf.errors.OpError: writing failed; files of an earlier save stay as they were.
   """
   handles = _handles(tables)
@@ -39,7 +41,7 @@ def save_group(tables: Mapping[str, HashTable], path: Any) -> None:
       f"Tables {sorted(tables)} have different values of expire_after, and a group has one: "
       "save them as groups of their own"
     )
-  with tf.device("/device:CPU:0"):
+  with _scope(tables):
     gen_monolith_ops.monolith_hash_table_save_group(
       handles[0],
       str(path),
@@ -57,19 +59,24 @@ def load_group(tables: Mapping[str, HashTable], path: Any) -> None:
     path: the base name of the group's files.
 
   Raises:
-    ValueError: there is no table.
+    ValueError: there is no table, or some are on a GPU and some are not.
     tf.errors.NotFoundError: there are no such files, or no table of a name; the message has the
       names that are there.
     tf.errors.OpError: the files are damaged, or hold rows of another dimension. Nothing has changed
       then.
   """
   handles = _handles(tables)
-  with tf.device("/device:CPU:0"):
+  with _scope(tables):
     gen_monolith_ops.monolith_hash_table_restore_group(
       handles[0], str(path), handles[1:], names=list(tables)
     )
   for table in tables.values():
     table.note_loaded()
+
+
+def _scope(tables: Mapping[str, HashTable]) -> contextlib.AbstractContextManager:
+  remedy = "save and load them as groups of their own"
+  return devices.scope(devices.common(tables.items(), remedy))
 
 
 def _handles(tables: Mapping[str, HashTable]) -> list[tf.Tensor]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from monolith.keras import _keras, settings
+from monolith.keras import _keras, devices, settings
 from monolith.keras import ids as id_types
 from monolith.keras import rows as row_variables
 from monolith.keras import table as tables
@@ -136,12 +136,15 @@ class Embedding(TableLayer):
     learning_rate: instead of the optimizer's: a number, or a schedule of Keras.
     expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
     admit_after: an id gets a row only after it was trained on this often, from 0 to 15.
+    device: `"cpu"` for a table in main memory, `"gpu"` for one on the first GPU; `None` for the GPU
+      of the `tf.device` in which the layer is made, and else main memory.
     table: a `HashTable` to share instead of the arguments above; its own describe it.
     **kwargs: those of every layer: `name`, `dtype`, `trainable`.
 
   Raises:
     ValueError, TypeError: an argument is not as described.
     NotImplementedError: under a `tf.distribute` strategy.
+    RuntimeError: `device` is a GPU, and none can hold tables here.
   """
 
   def __init__(
@@ -154,6 +157,7 @@ class Embedding(TableLayer):
     learning_rate: tables.LearningRate | None = None,
     expire_after: settings.Duration | None = None,
     admit_after: int = 0,
+    device: str | None = None,
     table: HashTable | None = None,
     **kwargs: Any,
   ):
@@ -169,6 +173,7 @@ class Embedding(TableLayer):
       "learning_rate": learning_rate,
       "expire_after": settings.days(expire_after),
       "admit_after": admit_after,
+      "device": devices.parse(device),
     }
     if table is None:
       if dim is None:
@@ -176,6 +181,10 @@ class Embedding(TableLayer):
       table = HashTable(**self._arguments, name=kwargs.get("name"), label=self.name)
     elif dim is not None and dim != table.dim:
       raise ValueError(f"dim is {dim}, but the table has {table.dim}: leave dim out")
+    elif device is not None and not devices.is_on(table, device):
+      raise ValueError(
+        f"device is {device!r}, but the table is on {table.device}: leave device out"
+      )
     self.table = table
     # Keras collects a layer's weights from its own attributes.
     self._rows = table.rows
@@ -224,7 +233,8 @@ class Embedding(TableLayer):
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> Embedding:
     """Returns the layer that `get_config` describes."""
-    return cls(**_arguments_from_json(config))
+    config = _arguments_from_json(config)
+    return cls(**{**config, "device": _restored_device(config)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,15 +280,20 @@ class EmbeddingGroup(TableLayer):
 
   Args:
     features: name -> `Feature`, or `dim` for a feature with the defaults.
+    device: where the tables that the group makes are, as of an `Embedding`.
     **kwargs: those of every layer: `name`, `dtype`, `trainable`.
 
   Raises:
     ValueError, TypeError: a feature is not as described; the message names it.
     NotImplementedError: under a `tf.distribute` strategy.
+    RuntimeError: `device` is a GPU, and none can hold tables here.
   """
 
-  def __init__(self, features: Mapping[str, Feature | int], **kwargs: Any):
+  def __init__(
+    self, features: Mapping[str, Feature | int], *, device: str | None = None, **kwargs: Any
+  ):
     super().__init__(**kwargs)
+    self._placement = devices.parse(device)
     if not features:
       raise ValueError("features is empty, want name -> Feature")
     self.features = {name: _as_feature(name, value) for name, value in features.items()}
@@ -286,7 +301,9 @@ class EmbeddingGroup(TableLayer):
     for name, feature in self.features.items():
       if feature.table is None:
         with _named(name):
-          own[name] = HashTable(**feature.table_arguments(), label=f"{self.name}/{name}")
+          own[name] = HashTable(
+            **feature.table_arguments(), label=f"{self.name}/{name}", device=device
+          )
     self._table_of = {
       name: _find_table(name, feature, own) for name, feature in self.features.items()
     }
@@ -368,7 +385,7 @@ class EmbeddingGroup(TableLayer):
         )
       arguments = _arguments_to_json(feature.table_arguments(), f"{self.name}/{name}")
       features[name] = {**arguments, "combiner": feature.combiner, "table": feature.table}
-    return {**super().get_config(), "features": features}
+    return {**super().get_config(), "features": features, "device": self._placement}
 
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> EmbeddingGroup:
@@ -376,7 +393,7 @@ class EmbeddingGroup(TableLayer):
     features = {
       name: Feature(**_arguments_from_json(value)) for name, value in config["features"].items()
     }
-    return cls(**{**config, "features": features})
+    return cls(**{**config, "features": features, "device": _restored_device(config)})
 
 
 def _check_no_input_dim(dim: Any, second: Any, kwargs: Mapping[str, Any]) -> None:
@@ -468,6 +485,10 @@ def _arguments_from_json(config: Mapping[str, Any]) -> dict[str, Any]:
   if isinstance(config.get("learning_rate"), Mapping):
     config["learning_rate"] = keras.optimizers.schedules.deserialize(config["learning_rate"])
   return config
+
+
+def _restored_device(config: Mapping[str, Any]) -> str | None:
+  return devices.restored(config.get("device"), str(config.get("name")))
 
 
 def _check_combiner(combiner: str | None) -> None:

@@ -146,6 +146,7 @@ def table_config(
   row_optimizer: entry.Optimizer,
   row_initializer: entry.Initializer,
   expire_after: int | None,
+  on_gpu: bool = False,
 ) -> embedding_hash_table_pb2.EmbeddingHashTableConfig:
   """Returns the configuration of a table with one segment of full precision.
 
@@ -162,7 +163,8 @@ def table_config(
   if expire_after is not None:
     config.slot_expire_time_config.default_expire_time = expire_after
     evict_every = _EVICT_EVERY_HOURS
-  entry.CuckooHashTableConfig(feature_evict_every_n_hours=evict_every).mutate_table(config)
+  place = entry.GpucucoHashTableConfig if on_gpu else entry.CuckooHashTableConfig
+  place(feature_evict_every_n_hours=evict_every).mutate_table(config)
   return config
 
 

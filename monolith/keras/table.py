@@ -24,7 +24,7 @@ from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.ops import control_flow_util
 
-from monolith.keras import _keras, following, settings
+from monolith.keras import _keras, devices, following, settings
 from monolith.keras import ids as id_types
 from monolith.keras import rows as row_variables
 from monolith.native_training import entry
@@ -106,11 +106,13 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     admit_capacity: how many ids that have no row yet are counted at the same time.
     name: what its files are called in a checkpoint; automatic if `None`.
     label: what messages call the table; by default its name.
+    device: `"cpu"` for main memory, `"gpu"` for the first GPU; `None` for the GPU of a surrounding
+      `tf.device`, and else main memory.
 
   Raises:
     ValueError, TypeError: an argument is not as described.
     NotImplementedError: under a `tf.distribute` strategy.
-    RuntimeError: eager execution is off.
+    RuntimeError: eager execution is off, or no GPU can hold tables and `device` is one.
   """
 
   def __init__(
@@ -125,6 +127,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     admit_capacity: int = 1 << 22,
     name: str | None = None,
     label: str | None = None,
+    device: str | None = None,
   ):
     check_no_strategy()
     while _before_first:
@@ -145,17 +148,19 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     )
     self._initializer = settings.initializer(initializer)
     self._describe(dim, expire_after, admit_after, admit_capacity, name)
-    self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_days)
     self._label = label or name or "HashTable"
+    self._device = devices.resolve(device, self._label)
+    self._config = self._make_config(row_optimizer, self._device)
     self._filter: tf.Tensor | None = None
     # Rows were loaded, and no update has yet seen how many steps they have behind them.
     self._was_loaded = False
     # A function has an update, of whose calls nothing is heard here.
     self._is_traced = False
-    super().__init__(device="/device:CPU:0")
+    # That of an exported table, which is in main memory.
+    super().__init__(device=devices.HOST)
     if learning_rate is None:
       learning_rate = settings.learning_rate(row_optimizer)
-    with tf.init_scope(), tf.device("/device:CPU:0"):
+    with tf.init_scope(), tf.device(devices.HOST):
       self._schedule = self._learning_rate = None
       if callable(learning_rate):
         self._schedule = learning_rate
@@ -183,6 +188,11 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
   def name(self) -> str | None:
     """The name of the table's files in a checkpoint; `None` for an automatic name."""
     return self._name
+
+  @property
+  def device(self) -> str:
+    """Where the rows are: `"/device:CPU:0"`, which is main memory, or `"/device:GPU:0"`."""
+    return self._device
 
   @property
   def optimizer(self) -> entry.Optimizer:
@@ -273,12 +283,14 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
 
   def _write(self, op: Callable[..., Any], ids: Any, values: Any) -> None:
     flat, floats = self._pairs(ids, values, "values")
-    with tf.device("/device:CPU:0"):
-      op(self.resource_handle, flat, floats, now())
+    with tf.device(devices.HOST):
+      time = now()
+    with devices.scope(self._device):
+      op(self.resource_handle, flat, floats, time)
 
   def erase(self, ids: Any) -> None:
     flat = tf.reshape(id_types.as_dense_ids(ids), [-1])
-    with tf.device("/device:CPU:0"):
+    with devices.scope(self._device):
       gen_monolith_ops.monolith_hash_table_erase(self.resource_handle, flat)
 
   def rate_at(self, step: tf.Tensor | tf.Variable, followed: Any = None) -> tf.Tensor:
@@ -362,7 +374,8 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     return tf.reshape(tf.strings.length(self._entries_of(dense)) > 0, tf.shape(dense))
 
   def size(self) -> tf.Tensor:
-    return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
+    with devices.scope(self._device):
+      return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
 
   def stats(self) -> tf.Tensor:
     """Returns what the table holds and has done, int64 `[5]`.
@@ -370,7 +383,8 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom; rows
     of gradients and values that were not finite.
     """
-    return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
+    with devices.scope(self._device):
+      return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
 
   def _kind(self) -> str:
     return settings.optimizer_kind(self._config)
@@ -401,16 +415,18 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     """Yields all rows as `entries` has them, a part at a time."""
     offset = 0
     while True:
-      offset, page = gen_monolith_ops.monolith_hash_table_save_as_tensor(
-        self.resource_handle, 0, 1, tf.constant(_PAGE, tf.int64), tf.cast(offset, tf.int64)
-      )
+      with devices.scope(self._device):
+        offset, page = gen_monolith_ops.monolith_hash_table_save_as_tensor(
+          self.resource_handle, 0, 1, tf.constant(_PAGE, tf.int64), tf.cast(offset, tf.int64)
+        )
       yield page.numpy().tolist()
       if len(page) < _PAGE:
         return
 
   def _entries_of(self, ids: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(ids, [-1])
-    return gen_monolith_ops.monolith_hash_table_lookup_entry(self.resource_handle, flat)
+    with devices.scope(self._device):
+      return gen_monolith_ops.monolith_hash_table_lookup_entry(self.resource_handle, flat)
 
   def save(self, path: Any) -> None:
     """Writes all rows that have not expired, with the state of their optimizers.
@@ -421,7 +437,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     Raises:
       tf.errors.OpError: writing failed; files of an earlier save stay as they were.
     """
-    with tf.device("/device:CPU:0"):
+    with devices.scope(self._device):
       gen_monolith_ops.monolith_hash_table_save(
         self.resource_handle,
         _as_path(path),
@@ -449,7 +465,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       kind = settings.optimizer_kind(self._config)
       if saved is not None and saved.as_proto().WhichOneof("type") != kind:
         self._configure(saved)
-    with tf.device("/device:CPU:0"):
+    with devices.scope(self._device):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
       # Tables of graph mode have their filters elsewhere: counting begins again.
       if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
@@ -518,11 +534,11 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
 
   def _configure(self, row_optimizer: entry.Optimizer) -> None:
     """Gives the table's rows another optimizer, if it is another."""
-    config = settings.table_config(self._dim, row_optimizer, self._initializer, self._expire_days)
+    config = self._make_config(row_optimizer, self._device)
     # The rate comes with each update.
     if settings.without_rate(config) == settings.without_rate(self._config):
       return
-    with tf.init_scope(), tf.device("/device:CPU:0"):
+    with tf.init_scope(), devices.scope(self._device):
       kinds = [settings.optimizer_kind(one) for one in (self._config, config)]
       if kinds[0] != kinds[1] and self._leader is not None and len(self):
         changes = f"{self._label!r} changes from {kinds[0]} to {kinds[1]}"
@@ -532,14 +548,28 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       )
     self._config, self._optimizer = config, row_optimizer
 
+  def _make_config(
+    self, row_optimizer: entry.Optimizer, device: str
+  ) -> embedding_hash_table_pb2.EmbeddingHashTableConfig:
+    return settings.table_config(
+      self._dim, row_optimizer, self._initializer, self._expire_days, on_gpu=device == devices.GPU
+    )
+
   def _create_resource(self) -> tf.Tensor:
-    hash_filter, table = self._create_resources()
-    if tf.executing_eagerly():
-      self._filter = hash_filter
+    # In the graph of an exported model there is another one, in main memory.
+    if not tf.executing_eagerly():
+      return self._create_resources(devices.HOST)[1]
+    self._filter, table = self._create_resources(self._device)
     return table
 
-  def _create_resources(self) -> tuple[tf.Tensor, tf.Tensor]:
+  def _create_resources(self, device: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the handles of a new filter and a new table."""
+    with tf.device(device):
+      return self._create_resources_here(self._make_config(self._optimizer, device))
+
+  def _create_resources_here(
+    self, config: embedding_hash_table_pb2.EmbeddingHashTableConfig
+  ) -> tuple[tf.Tensor, tf.Tensor]:
     # Named, because TensorFlow's sessions create a resource again and again and find it by name; a
     # new name each time, because tables of two models are two tables.
     name = f"keras_{uuid.uuid4().hex}"
@@ -558,7 +588,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     table = gen_monolith_ops.monolith_hash_table(
       hash_filter,
       gen_monolith_ops.monolith_dummy_sync_client(shared_name="MonolithDummySyncClient"),
-      config=self._config.SerializeToString(deterministic=True),
+      config=config.SerializeToString(deterministic=True),
       label=self._label,
       shared_name=name,
     )
@@ -569,8 +599,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
   ) -> list[tf.Tensor]:
     """Maps the handles to resources of the exported graph; the object itself serves both."""
     del kwargs
-    with tf.device(self._resource_device):
-      hash_filter, table = self._create_resources()
+    hash_filter, table = self._create_resources(devices.HOST)
     object_map[self] = self
     tensor_map[self.resource_handle] = table
     tensor_map[self._filter] = hash_filter
@@ -626,10 +655,17 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
   elsewhere = getattr(_redirection, "look_up", None)
   if elsewhere is not None:
     return elsewhere(tables, ids)
-  with tf.device("/device:CPU:0"):
-    rows = gen_monolith_ops.monolith_hash_table_lookup_list(
-      [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
-    )
+  rows: list[Any] = [None] * len(tables)
+  for device, places in devices.by_device(tables):
+    here = [tables[i] for i in places]
+    with devices.scope(device):
+      found = gen_monolith_ops.monolith_hash_table_lookup_list(
+        [table.resource_handle for table in here],
+        [ids[i] for i in places],
+        dims=[table.dim for table in here],
+      )
+    for i, vectors in zip(places, found):
+      rows[i] = vectors
   return [
     _attach(vectors, keys, row_variables.read(table.rows))
     for vectors, keys, table in zip(rows, ids, tables)
@@ -677,15 +713,24 @@ def optimize(
       `MONOLITH_BAD_GRADIENTS=skip` there is a warning instead.
   """
   _check_no_xla()
-  with tf.device("/device:CPU:0"):
-    return gen_monolith_ops.monolith_hash_table_optimize_list(
-      [table.resource_handle for table in tables],
-      ids,
-      gradients,
-      [table.rate_at(step, followed_rate) for table in tables],
-      now(),
-      tf.cast(step, tf.int64),
-    )
+  with tf.device(devices.HOST):
+    rates = [table.rate_at(step, followed_rate) for table in tables]
+    time, number = now(), tf.cast(step, tf.int64)
+  updates = []
+  for device, places in devices.by_device(tables):
+    with devices.scope(device):
+      update = gen_monolith_ops.monolith_hash_table_optimize_list(
+        [tables[i].resource_handle for i in places],
+        [ids[i] for i in places],
+        [gradients[i] for i in places],
+        [rates[i] for i in places],
+        time,
+        number,
+      )
+    updates.append(update)
+  if tf.executing_eagerly():
+    return None
+  return updates[0] if len(updates) == 1 else tf.group(*updates)
 
 
 def now() -> tf.Tensor:

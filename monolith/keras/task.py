@@ -28,7 +28,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import auto_control_deps
 
-from monolith.keras import _keras
+from monolith.keras import _keras, devices
 from monolith.keras import table as tables
 from monolith.native_training import (
   entry,
@@ -99,9 +99,11 @@ class KerasTask(native_task.NativeTask):
   Attributes:
     slots: name -> table.
     weights: name in a checkpoint -> variable of the model, without tables.
+    table_device: where the tables are, as `HashTable.device`.
 
   Raises:
-    ValueError: the model is not compiled, has no table, or computes ids from what it learns.
+    ValueError: the model is not compiled, has no table, computes ids from what it learns, or has
+      some tables on a GPU and some not.
     TypeError: `data` is something else.
   """
 
@@ -130,6 +132,7 @@ class KerasTask(native_task.NativeTask):
     _build(model, self._spec)
     self._ids, looked_up = _record(model, self._spec)
     self.slots = _name_tables(model, looked_up)
+    self.table_device = devices.common(self.slots.items(), "train them in one place")
     self._lookups = _name_lookups(self.slots, looked_up)
     self.weights = _name_weights(model)
     for table in self.slots.values():

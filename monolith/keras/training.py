@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith import _quiet
-from monolith.keras import _keras, groups
+from monolith.keras import _keras, devices, groups
 from monolith.keras import task as keras_task
 from monolith.native_training import estimator
 from monolith.native_training.checkpoints import files as checkpoint_files
@@ -69,14 +69,16 @@ def train(
 
   Raises:
     ValueError: the model is not compiled, has no table, or computes ids from what it learns; the
-      dataset cannot be moved into a graph; there is a cluster and `num_ps` is given; or `model_dir`
-      has checkpoints, but lost the file `checkpoint`.
+      dataset cannot be moved into a graph; there is a cluster and `num_ps` is given; some tables
+      are on a GPU and some are not, or are there while servers hold rows; or `model_dir` has
+      checkpoints, but lost the file `checkpoint`.
     TypeError: `dataset` is something else.
     RuntimeError: eager execution is off.
   """
   if not tf.executing_eagerly():
     raise RuntimeError("train needs eager execution, which is off here, as Keras models do")
   _quiet.filter_tensorflow()
+  is_own_config = config is None
   if config is None:
     config = _make_config(num_ps)
   elif num_ps:
@@ -86,6 +88,8 @@ def train(
   if save_checkpoints_steps is not None:
     config.save_checkpoints_steps = save_checkpoints_steps
   task = keras_task.KerasTask(model, dataset, is_rank=config.enable_full_sync_training)
+  if task.table_device == devices.GPU:
+    _place_on_gpu(task, config, is_own_config)
   is_first = _is_first(config)
   if is_first and tf.train.latest_checkpoint(model_dir) is None:
     lost = checkpoint_files.unrecorded_checkpoints(model_dir)
@@ -116,6 +120,27 @@ def load_trained(model: tf.keras.Model, dataset: keras_task.Data, model_dir: str
     tf.errors.OpError: its files are damaged, or hold rows of another dimension.
   """
   _load(keras_task.KerasTask(model, dataset), model_dir)
+
+
+def _place_on_gpu(
+  task: keras_task.KerasTask, config: estimator.RunnerConfig, is_own_config: bool
+) -> None:
+  """Lets the driver keep tables on the GPU.
+
+  Raises:
+    ValueError: there are servers, which keep rows in main memory.
+  """
+  if config.num_ps:
+    raise ValueError(
+      f"tables {sorted(task.slots)} are on a GPU, but {config.num_ps} parameter servers keep rows "
+      "in main memory: leave the servers or device='gpu' out"
+    )
+  config.enable_gpu_training = True
+  task.p.train.use_gpu_emb_table = True
+  if is_own_config:
+    # Worth it where lookups and updates use other cores than the dense part.
+    config.embedding_prefetch_capacity = 0
+    config.enable_embedding_postpush = False
 
 
 def _make_config(num_ps: int) -> estimator.RunnerConfig:
