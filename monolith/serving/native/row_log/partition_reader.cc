@@ -1,6 +1,7 @@
 #include "monolith/serving/native/row_log/partition_reader.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <utility>
@@ -8,7 +9,6 @@
 
 #include "monolith/native_training/runtime/base/dynamic_library.h"
 #include "monolith/serving/native/base/log.h"
-#include "monolith/serving/native/row_log/kafka_brokers.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace monolith {
@@ -23,6 +23,34 @@ constexpr int kMaxQuestions = 5;
 constexpr size_t kErrorTextSize = 512;
 // Lines come without end while a broker is away.
 constexpr std::chrono::seconds kLogInterval(60);
+
+// Comma-joined `host:port=version` of brokers.
+constexpr char kVersions[] = "MONOLITH_KAFKA_VERSIONS";
+
+std::string WithoutBlanks(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c != ' ' && c != '\t') result += c;
+  }
+  return result;
+}
+
+// Whether one of the brokers is named with a version before 0.10. Such a broker does not know the
+// question with which librdkafka begins: the client hangs, and requests of other clients that
+// arrive in the same moment get no answer.
+bool AnyIsOld(const std::string& servers) {
+  const char* const versions = getenv(kVersions);
+  const std::string named = "," + WithoutBlanks(versions == nullptr ? "" : versions);
+  const std::string list = WithoutBlanks(servers) + ",";
+  for (size_t begin = 0, end = 0; (end = list.find(',', begin)) != list.npos; begin = end + 1) {
+    const std::string entry = "," + list.substr(begin, end - begin) + "=0.";
+    const size_t at = named.find(entry);
+    if (at == named.npos) continue;
+    const char minor = named[at + entry.size()];
+    if (minor == '8' || minor == '9') return true;
+  }
+  return false;
+}
 
 // Folders of Python packages: that of TensorFlow, and the one that this program may be part of.
 std::vector<std::string> PackageFolders() {
@@ -81,9 +109,22 @@ Status PartitionReader::Open() {
       {"enable.partition.eof", "true"},
       {"fetch.wait.max.ms", "50"},
       {"fetch.error.backoff.ms", "50"},
+      {"bootstrap.servers", servers_},
+      // A broker that was away is found again within a second instead of ten.
+      {"reconnect.backoff.ms", "50"},
+      {"reconnect.backoff.max.ms", "1000"},
+      {"log.connection.close", "false"},
   };
-  status = MakeKafkaSettings(servers_, &settings);
-  if (!status.ok()) return status;
+  if (AnyIsOld(servers_)) {
+    settings["api.version.request"] = "false";
+    settings["broker.version.fallback"] = "0.9.0.1";
+    // A request that gets no answer costs this much instead of a minute.
+    settings["socket.timeout.ms"] = "10000";
+    // Every client warns that a later librdkafka will not know such brokers.
+    settings["log_level"] = "3";
+    // Brokers of that age refuse longer sessions.
+    settings["session.timeout.ms"] = "30000";
+  }
   char error[kErrorTextSize] = "";
   kafka::rd_kafka_conf_t* conf = api_->conf_new_();
   for (const auto& [key, value] : settings) {
@@ -117,6 +158,11 @@ Status PartitionReader::Bounds(const std::atomic<bool>& stopping, int64_t* low, 
     case kafka::kErrUnknownTopic:
       return Status(Code::kNotFound,
                     "the broker has no " + topic_ + "[" + std::to_string(partition_) + "]");
+    case kafka::kErrTimedOut:
+    case kafka::kErrTransport:
+    case kafka::kErrAllBrokersDown:
+      return Status(Code::kUnavailable, std::string("no broker answers: ") + api_->err2str_(code) +
+                                            "; one before 0.11 has to be named in " + kVersions);
     default:
       return Status(Code::kUnavailable, api_->err2str_(code));
   }
