@@ -1,6 +1,6 @@
-"""Monolith: recommendation models on TensorFlow with collisionless embedding hash tables.
+"""Monolith: recommendation models with collisionless embedding hash tables.
 
-Sparse features live in hash tables in which every id owns a row, created when first seen and
+Sparse features live in hash tables in which every id owns a row, created when first trained and
 expired when stale. A model author writes a task; the library trains it on one machine, on parameter
 servers, on synchronous ranks, or on TPU, and checkpoints, restores and exports it.
 
