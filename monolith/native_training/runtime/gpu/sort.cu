@@ -18,12 +18,28 @@ template <typename Key>
 int SortScratch(int64_t n, int bits, int64_t* bytes, int first_bit) {
   *bytes = 0;
   if (first_bit >= bits) return MONO_GPU_OK;
+  // The library asks the driver about its kernels each time, and batches are often of one size.
+  struct Answer {
+    int device = -1;
+    int64_t n = 0;
+    int first_bit = 0, bits = 0;
+    int64_t bytes = 0;
+  };
+  thread_local Answer last;
+  int device = 0;
+  MONO_GPU_TRY(CheckCuda(cudaGetDevice(&device), "current device"));
+  if (last.device == device && last.n == n && last.first_bit == first_bit && last.bits == bits) {
+    *bytes = last.bytes;
+    return MONO_GPU_OK;
+  }
   size_t size = 0;
   const cudaError_t error = cub::DeviceRadixSort::SortPairs<Key, uint32_t>(
       nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), first_bit, bits,
       nullptr);
+  MONO_GPU_TRY(CheckCuda(error, "size of a sort"));
   *bytes = static_cast<int64_t>(size);
-  return CheckCuda(error, "size of a sort");
+  last = {device, n, first_bit, bits, *bytes};
+  return MONO_GPU_OK;
 }
 
 template <typename Key>

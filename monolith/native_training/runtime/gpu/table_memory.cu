@@ -130,6 +130,23 @@ cudaMemPool_t Pool() {
   return pool;
 }
 
+// What tables may have of the current card. Asking takes longer than two launches, and every buffer
+// of a write asks.
+int CardBudget(int64_t* bytes) {
+  constexpr int kMostCards = 64;
+  static std::atomic<int64_t> known[kMostCards];
+  int device = 0;
+  MONO_GPU_TRY(CheckCuda(cudaGetDevice(&device), "current device"));
+  std::atomic<int64_t>& budget = known[device % kMostCards];
+  *bytes = device < kMostCards ? budget.load(std::memory_order_relaxed) : 0;
+  if (*bytes > 0) return MONO_GPU_OK;
+  size_t free = 0, total = 0;
+  MONO_GPU_TRY(CheckCuda(cudaMemGetInfo(&free, &total), "size of the GPU's memory"));
+  *bytes = static_cast<int64_t>(total / 10 * 7);
+  budget.store(*bytes, std::memory_order_relaxed);
+  return MONO_GPU_OK;
+}
+
 #endif
 
 }  // namespace
@@ -150,13 +167,11 @@ int TableBudget(int64_t* bytes) {
   *bytes = from_environment;
   if (*bytes > 0) return MONO_GPU_OK;
 #if defined(__CUDACC__)
-  size_t free = 0, total = 0;
-  MONO_GPU_TRY(CheckCuda(cudaMemGetInfo(&free, &total), "size of the GPU's memory"));
-  *bytes = static_cast<int64_t>(total / 10 * 7);
+  return CardBudget(bytes);
 #else
   *bytes = int64_t{8} << 30;
-#endif
   return MONO_GPU_OK;
+#endif
 }
 
 DeviceBuffer::~DeviceBuffer() { Free(nullptr); }
