@@ -26,6 +26,7 @@
 #include "benchmarks/gpu_table_timing.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizer_rules.h"
+#include "tests/native_training/runtime/gpu/table_gradients.h"
 
 namespace monolith {
 namespace gpu {
@@ -111,6 +112,7 @@ int Properties(int64_t rows) {
   report("many tables", ManyTablesEqualSingleOnes());
   report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
   report("sums", SumsDependOnTheIdAlone());
+  report("types of gradients", GradientsOfAnyTypeStepAlike());
   report("refusal", TellsWhatItRefuses());
   report("admission by chance", LetsInByChance());
   report("determinism", SameCallsGiveTheSameTable(Sized(3000, 300), Sized(20, 7)));

@@ -9,6 +9,7 @@ Longer than 600 lines: half of it are docstrings of one class, which mirrors the
 
 from __future__ import annotations
 
+import array as buffers
 import ctypes
 import dataclasses
 import os
@@ -185,6 +186,9 @@ class _OptimizeJob(ctypes.Structure):
     ("n", ctypes.c_int64),
     ("gradients", ctypes.c_void_p),
     ("options", ctypes.POINTER(_WriteOptions)),
+    ("gradient_stride", ctypes.c_int64),
+    ("gradient_type", ctypes.c_int32),
+    ("reserved", ctypes.c_int32),
   ]
 
 
@@ -231,6 +235,8 @@ def _load_library() -> ctypes.CDLL:
   library.mono_gpu_last_error.restype = ctypes.c_char_p
   library.mono_gpu_table_destroy.restype = None
   library.mono_gpu_table_destroy.argtypes = [ctypes.c_void_p]
+  for name in ("mono_gpu_table_lookup_many", "mono_gpu_table_optimize_many"):
+    getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
   _library = library
   return library
 
@@ -252,10 +258,15 @@ def _choose(kinds: Mapping[Any, int], what: str, name: Any) -> int:
   return kinds[name]
 
 
+# Types of gradients, as the interface of arrays calls them. It has no name for bfloat16: tensors of
+# PyTorch say what they are.
+_GRADIENT_TYPES = {"<f4": 0, "<f2": 1, "bfloat16": 2}
 # How PyTorch calls the types of arrays.
 _TORCH_TYPES = {
   "<i8": "torch.int64",
   "<f4": "torch.float32",
+  "<f2": "torch.float16",
+  "bfloat16": "torch.bfloat16",
   "|u1": "torch.uint8",
   "|b1": "torch.bool",
 }
@@ -307,19 +318,39 @@ def _address(
   return int(address)
 
 
-def _write_options(
-  duplicates: str, req_time: int, global_step: int, learning_rates: Sequence[float]
-) -> _WriteOptions:
+def _gradients(array: Any, shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns where gradients lie on the device, and the number of their type.
+
+  Raises:
+    TypeError, ValueError: as `_address`.
+  """
+  if type(array).__module__ == "torch":
+    found = str(array.dtype)
+    wanted = next((name for name in _GRADIENT_TYPES if _TORCH_TYPES[name] == found), "<f4")
+  else:
+    wanted = getattr(array, "__cuda_array_interface__", {}).get("typestr", "<f4")
+    wanted = wanted if wanted in _GRADIENT_TYPES else "<f4"
+  return _address(array, "gradients", wanted, shape), _GRADIENT_TYPES[wanted]
+
+
+def _not_finite() -> int:
+  """Returns the number of what becomes of gradients that are not finite."""
   setting = os.environ.get("MONOLITH_BAD_GRADIENTS", "stop")
   if setting not in _NOT_FINITE:
     raise ValueError(f"MONOLITH_BAD_GRADIENTS is {setting!r}, want stop, skip or ignore")
+  return _NOT_FINITE[setting]
+
+
+def _write_options(
+  duplicates: str, req_time: int, global_step: int, learning_rates: Sequence[float]
+) -> _WriteOptions:
   return _WriteOptions(
     req_time=req_time,
     global_step=global_step,
     learning_rates=(ctypes.c_float * max(1, len(learning_rates)))(*learning_rates),
     num_learning_rates=len(learning_rates),
     duplicates=_choose(_DUPLICATES, "duplicates", duplicates),
-    not_finite=_NOT_FINITE[setting],
+    not_finite=_not_finite(),
   )
 
 
@@ -357,6 +388,9 @@ class GpuTable:
   call after that goes on. With `MONOLITH_BAD_GRADIENTS=skip` there is a warning on standard error
   instead; `ignore` writes everything. `stats` counts.
   """
+
+  # Tables of this process that were closed: while it stays, handles stay good.
+  num_closed = 0
 
   def __init__(
     self,
@@ -423,6 +457,7 @@ class GpuTable:
     """Frees the table; waits for the device."""
     handle, self._handle = self._handle, None
     if handle is not None:
+      GpuTable.num_closed += 1
       self._library.mono_gpu_table_destroy(handle)
 
   def __enter__(self) -> GpuTable:
@@ -469,8 +504,8 @@ class GpuTable:
     )
     return out
 
-  def _open_handle(self) -> int | None:
-    if self._handle is None:
+  def _open_handle(self) -> int:
+    if self._handle is None or self._handle.value is None:
       raise ValueError("the table is closed")
     return self._handle.value
 
@@ -493,12 +528,14 @@ class GpuTable:
   def _optimize_job(self, ids: Any, gradients: Any, options: _WriteOptions) -> _OptimizeJob:
     handle = self._open_handle()
     n = _length(ids)
+    address, kind = _gradients(gradients, (n, self.dim))
     return _OptimizeJob(
       table=handle,
       ids=_address(ids, "ids", "<i8", (n,)),
       n=n,
-      gradients=_address(gradients, "gradients", "<f4", (n, self.dim)),
+      gradients=address,
       options=ctypes.pointer(options),
+      gradient_type=kind,
     )
 
   def _write(
@@ -510,11 +547,9 @@ class GpuTable:
     duplicates: str,
     req_time: int,
     stream: int,
-    global_step: int = 0,
-    learning_rates: Sequence[float] = (),
   ) -> None:
     n = _length(ids)
-    options = _write_options(duplicates, req_time, global_step, learning_rates)
+    options = _write_options(duplicates, req_time, 0, ())
     self._call(
       function,
       ctypes.c_void_p(stream),
@@ -564,7 +599,7 @@ class GpuTable:
 
     Args:
       ids: int64 [n].
-      gradients: float32 [n, dim].
+      gradients: float32, float16 or, of PyTorch, bfloat16 [n, dim]. Sums and steps are in float32.
       learning_rates: one for each segment.
       global_step: for optimizers and compressors that count steps.
       req_time: seconds, becomes the rows' time.
@@ -577,17 +612,10 @@ class GpuTable:
         missing, or an earlier call had values that are not finite.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
-    self._write(
-      "mono_gpu_table_optimize",
-      ids,
-      gradients,
-      "gradients",
-      duplicates,
-      req_time,
-      stream,
-      global_step,
-      learning_rates,
-    )
+    options = _write_options(duplicates, req_time, global_step, learning_rates)
+    job = self._optimize_job(ids, gradients, options)
+    library = self._library
+    _check(library, library.mono_gpu_table_optimize_many(stream, ctypes.byref(job), 1))
 
   def erase(self, ids: Any, *, stream: int = 0) -> None:
     """Removes rows; ids without one are ignored."""
@@ -726,18 +754,50 @@ def lookup_many(
     library = _load_library()
     _check(
       library,
-      library.mono_gpu_table_lookup_many(
-        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(lookups))
-      ),
+      library.mono_gpu_table_lookup_many(stream, jobs, len(lookups)),
     )
   return [lookup[2] for lookup in lookups]
 
 
 # A table, the address of its int64 ids, how many these are, and the address of their vectors.
 Place = tuple[GpuTable, int, int, int]
+# 64-bit words of the structures, which arrays of words are quicker to make than.
+_LOOKUP_WORDS = ctypes.sizeof(_LookupJob) // 8
+_OPTIMIZE_WORDS = ctypes.sizeof(_OptimizeJob) // 8
+_OPTIONS_WORDS = ctypes.sizeof(_WriteOptions) // 8
 
 
-def lookup_at(places: Sequence[Place], *, row_stride: int = 0, stream: int = 0) -> None:
+def _run(library: ctypes.CDLL, function: str, stream: int, words: list[int], size: int) -> None:
+  """Calls a function with jobs of `size` words."""
+  jobs = buffers.array("q", words)
+  _check(library, getattr(library, function)(stream, jobs.buffer_info()[0], len(words) // size))
+
+
+class _Options:
+  """The options of a write of several tables, one for each learning rate that comes.
+
+  Attributes:
+    addresses: where those of each table are, as long as this object is there.
+  """
+
+  def __init__(
+    self, learning_rates: Sequence[float], duplicates: str, req_time: int, global_step: int
+  ):
+    distinct = list(dict.fromkeys(learning_rates))
+    self._rates = buffers.array("f", distinct)
+    first, size = self._rates.buffer_info()[0], self._rates.itemsize
+    # Two numbers of 32 bits are a word.
+    kinds = _choose(_DUPLICATES, "duplicates", duplicates) | _not_finite() << 32
+    words: list[int] = []
+    for i in range(len(distinct)):
+      words += (req_time, global_step, first + i * size, 1, kinds, 0, 0, 0)
+    self._words = buffers.array("q", words)
+    begin = self._words.buffer_info()[0]
+    at = {rate: begin + i * _OPTIONS_WORDS * 8 for i, rate in enumerate(distinct)}
+    self.addresses = [at[rate] for rate in learning_rates]
+
+
+def lookup_at(places: Sequence[Place], *, stream: int = 0) -> None:
   """Does what `lookup_many` does, for a caller that knows its arrays.
 
   Only addresses are handed over, and nothing is looked at: for many small tables, looking takes
@@ -745,21 +805,16 @@ def lookup_at(places: Sequence[Place], *, row_stride: int = 0, stream: int = 0) 
 
   Args:
     places: where the ids of each table are, and where their vectors, float32 `[n, dim]`, go.
-    row_stride: floats from one vector to the next; 0: the dim of each table.
     stream: to run on.
 
   Raises:
-    ValueError: a table is closed, or the vectors overlap; nothing was launched.
+    ValueError: a table is closed; nothing was launched.
   """
-  jobs = (_LookupJob * len(places))(
-    *((table._open_handle(), ids, n, rows, None, row_stride) for table, ids, n, rows in places)
-  )
-  if places:
-    library = _load_library()
-    _check(
-      library,
-      library.mono_gpu_table_lookup_many(ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(jobs))),
-    )
+  words: list[int] = []
+  for table, ids, n, rows in places:
+    words += (table._open_handle(), ids, n, rows, 0, 0)
+  if words:
+    _run(_load_library(), "mono_gpu_table_lookup_many", stream, words, _LOOKUP_WORDS)
 
 
 def optimize_at(
@@ -774,7 +829,8 @@ def optimize_at(
   """Does what `optimize_many` does, for a caller that knows its arrays; see `lookup_at`.
 
   Args:
-    places: where the ids and gradients of each table are; tables are distinct.
+    places: where the ids and the gradients, float32 `[n, dim]`, of each table are; tables are
+      distinct.
     learning_rates: one for each table, which has one segment.
     global_step, req_time, duplicates, stream: as `optimize_many` has them.
 
@@ -782,24 +838,102 @@ def optimize_at(
     ValueError: a table is closed or has several segments; nothing was launched.
     OutOfGpuMemoryError: new rows do not fit; no table has changed.
   """
-  options = {
-    rate: ctypes.pointer(_write_options(duplicates, req_time, global_step, [rate]))
-    for rate in set(learning_rates)
-  }
-  jobs = (_OptimizeJob * len(places))(
-    *(
-      (table._open_handle(), ids, n, rows, options[rate])
-      for (table, ids, n, rows), rate in zip(places, learning_rates, strict=True)
-    )
-  )
-  if places:
-    library = _load_library()
-    _check(
-      library,
-      library.mono_gpu_table_optimize_many(
-        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(jobs))
-      ),
-    )
+  options = _Options(learning_rates, duplicates, req_time, global_step)
+  words: list[int] = []
+  for (table, ids, n, rows), address in zip(places, options.addresses, strict=True):
+    words += (table._open_handle(), ids, n, rows, address, 0, 0)
+  if words:
+    _run(_load_library(), "mono_gpu_table_optimize_many", stream, words, _OPTIMIZE_WORDS)
+
+
+class TableRow:
+  """Tables whose vectors of an example lie side by side, in a row of floats.
+
+  Addresses are handed over as in `lookup_at`, and what is the same in every call is packed once:
+  for many small tables packing takes longer than the launch.
+
+  Args:
+    places: tables of one GPU, and the column at which the vectors of each begin; where a table
+      comes several times, its ids are one batch.
+    width: floats of a row.
+
+  Raises:
+    ValueError: a table is closed.
+  """
+
+  def __init__(self, places: Sequence[tuple[GpuTable, int]], width: int):
+    self._library = _load_library()
+    self._tables = [table for table, _ in places]
+    self._bytes = [4 * column for _, column in places]  # before its vectors
+    self._num_closed = GpuTable.num_closed
+    handles = [table._open_handle() for table in self._tables]
+    self._lookups = [word for handle in handles for word in (handle, 0, 0, 0, 0, width)]
+    self._steps = [word for handle in handles for word in (handle, 0, 0, 0, 0, width, 0)]
+
+  def is_open(self) -> bool:
+    """Returns whether none of the tables was closed."""
+    if self._num_closed != GpuTable.num_closed:
+      if any(table._handle is None for table in self._tables):
+        return False
+      self._num_closed = GpuTable.num_closed
+    return True
+
+  def lookup(self, ids: Sequence[int], n: int, out: int, *, stream: int = 0) -> None:
+    """Looks ids up in all tables, in one launch.
+
+    Args:
+      ids: addresses of int64 `[n]`, one for each table.
+      n: examples.
+      out: address of float32 `[n, width]`, to be written.
+      stream: to run on.
+
+    Raises:
+      ValueError: a table is closed; nothing was launched.
+    """
+    self._check_open()
+    words = self._lookups[:]
+    words[1::_LOOKUP_WORDS] = ids
+    words[2::_LOOKUP_WORDS] = [n] * len(self._tables)
+    words[3::_LOOKUP_WORDS] = [out + offset for offset in self._bytes]
+    _run(self._library, "mono_gpu_table_lookup_many", stream, words, _LOOKUP_WORDS)
+
+  def optimize(
+    self,
+    ids: Sequence[int],
+    n: int,
+    gradients: int,
+    learning_rates: Sequence[float],
+    *,
+    global_step: int = 0,
+    req_time: int = 0,
+    stream: int = 0,
+  ) -> None:
+    """Steps all tables, on the sums of the gradients of equal ids.
+
+    Args:
+      ids: addresses of int64 `[n]`, one for each table.
+      n: examples.
+      gradients: address of float32 `[n, width]`.
+      learning_rates: one for each table, which has one segment.
+      global_step, req_time, stream: as `optimize_many` has them.
+
+    Raises:
+      ValueError: a table is closed or has several segments, or an earlier call had gradients that
+        are not finite; nothing was launched.
+      OutOfGpuMemoryError: new rows do not fit; no table has changed.
+    """
+    self._check_open()
+    options = _Options(learning_rates, "sum", req_time, global_step)
+    words = self._steps[:]
+    words[1::_OPTIMIZE_WORDS] = ids
+    words[2::_OPTIMIZE_WORDS] = [n] * len(self._tables)
+    words[3::_OPTIMIZE_WORDS] = [gradients + offset for offset in self._bytes]
+    words[4::_OPTIMIZE_WORDS] = options.addresses
+    _run(self._library, "mono_gpu_table_optimize_many", stream, words, _OPTIMIZE_WORDS)
+
+  def _check_open(self) -> None:
+    if not self.is_open():
+      raise ValueError("the table is closed")
 
 
 def optimize_many(
@@ -847,7 +981,5 @@ def optimize_many(
     library = _load_library()
     _check(
       library,
-      library.mono_gpu_table_optimize_many(
-        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(steps))
-      ),
+      library.mono_gpu_table_optimize_many(stream, jobs, len(steps)),
     )

@@ -285,6 +285,54 @@ class TableTest(unittest.TestCase):
     with self.assertRaisesRegex(ValueError, "the table is closed"):
       gpu_table.lookup_at(steps)
 
+  def test_vectors_of_several_tables_lie_in_one_row(self):
+    def address(array):
+      return array.__cuda_array_interface__["data"][0]
+
+    wide = gpu_table.GpuTable(gpu_table.Segment(7, optimizer="sgd", initializer="zeros"))
+    self.addCleanup(wide.close)
+    row = gpu_table.TableRow([(self.table, 1), (wide, 5)], 12)
+    ids = [DeviceArray(np.array(some, np.int64)) for some in ([7, 8, 7], [3, 3, 4])]
+    gradients = np.arange(36, dtype=np.float32).reshape(3, 12)
+    on_device, out = DeviceArray(gradients), DeviceArray(np.full((3, 12), 9, np.float32))
+    addresses = [address(array) for array in ids]
+
+    row.optimize(addresses, 3, address(on_device), [0.1, 1.0], req_time=100)
+    row.lookup(addresses, 3, address(out))
+
+    def adagrad(gradient):
+      return 1 - 0.1 * gradient / np.sqrt(0.1 + gradient**2)
+
+    narrow, sums = gradients[:, 1:5], gradients[:, 5:]
+    expected = np.full((3, 12), 9, np.float32)
+    expected[:, 1:5] = adagrad(narrow[0] + narrow[2])
+    expected[1, 1:5] = adagrad(narrow[1])
+    expected[:, 5:] = [-(sums[0] + sums[1]), -(sums[0] + sums[1]), -sums[2]]
+    np.testing.assert_allclose(out.read(), expected, rtol=1e-5)
+    self.assertEqual(wide.stats()["max_update_ts"], 100)
+
+    gpu_table.GpuTable(gpu_table.Segment(1)).close()
+    self.assertTrue(row.is_open())
+    wide.close()
+    self.assertFalse(row.is_open())
+    for call in (row.lookup, row.optimize):
+      with self.assertRaisesRegex(ValueError, "the table is closed"):
+        call(addresses, 3, address(out), *([[0.1, 1.0]] if call == row.optimize else []))
+
+  def test_gradients_of_16_bits_step_as_the_same_numbers_of_32(self):
+    halves = (np.arange(16).reshape(4, 4) / 7 - 1).astype(np.float16)
+    other = gpu_table.GpuTable(self.table._segments, expire_days=1)
+    self.addCleanup(other.close)
+
+    self.table.optimize(self.ids, DeviceArray(halves), [0.1])
+    gpu_table.optimize_many([(self.table, self.ids, DeviceArray(halves), [0.1])])
+    for _ in range(2):
+      other.optimize(self.ids, DeviceArray(halves.astype(np.float32)), [0.1])
+
+    np.testing.assert_array_equal(self._lookup(self.table)[0], self._lookup(other)[0])
+    with self.assertRaisesRegex(TypeError, "gradients has type <f8, want <f4"):
+      other.optimize(self.ids, DeviceArray(halves.astype(np.float64)), [0.1])
+
   def test_leaves_out_what_is_not_finite_and_tells_later(self):
     segment = gpu_table.Segment(4, optimizer="adagrad", initializer="constants", constant=1.0)
     table = gpu_table.GpuTable(segment, name="user")

@@ -343,12 +343,20 @@ typedef struct MonoGpuLookupJob {
 MONO_GPU_API int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs,
                                             int64_t num_jobs);
 
+// Types of gradients. Sums and steps are in 32 bits whatever they are.
+#define MONO_GPU_FLOAT32 0
+#define MONO_GPU_FLOAT16 1
+#define MONO_GPU_BFLOAT16 2
+
 typedef struct MonoGpuOptimizeJob {
   MonoGpuTable* table;
   const int64_t* ids;
   int64_t n;
-  const float* gradients;
+  const void* gradients;
   const MonoGpuWriteOptions* options;
+  int64_t gradient_stride;  // elements from one gradient to the next; 0: the table's dim
+  int32_t gradient_type;
+  int32_t reserved;
 } MonoGpuOptimizeJob;
 
 // Steps of several tables, as many launches as one table needs for tables alike. The jobs of one

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/base/crc32c.h"
+#include "monolith/native_training/runtime/gpu/float_rows.h"
 #include "monolith/native_training/runtime/gpu/table_index.h"
 #include "monolith/native_training/runtime/gpu/table_memory.h"
 #include "monolith/native_training/runtime/gpu/table_rows.h"
@@ -146,7 +147,7 @@ struct GpuOptimizeJob {
   GpuTable* table;
   const int64_t* ids;
   int64_t n;
-  const float* gradients;
+  FloatRows gradients;
   const GpuOptimizeOptions* options;
 };
 

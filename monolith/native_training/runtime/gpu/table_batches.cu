@@ -21,16 +21,30 @@ int CheckCount(int64_t n) {
                                              ", want 0 to " + std::to_string(kMaxBatch));
 }
 
-struct Span {
+int CheckGradients(const FloatRows& gradients, int64_t dim) {
+  if (gradients.type < FloatType::kFloat32 || gradients.type > FloatType::kBfloat16) {
+    return Fail(
+        MONO_GPU_INVALID_ARGUMENT,
+        "gradient_type is " + std::to_string(static_cast<int>(gradients.type)) + ", want 0 to 2");
+  }
+  if (gradients.stride >= dim && gradients.stride <= std::numeric_limits<int32_t>::max()) {
+    return MONO_GPU_OK;
+  }
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "gradient_stride is " + std::to_string(gradients.stride) +
+                                             ", want 0 or at least the dim, " +
+                                             std::to_string(dim));
+}
+
+struct IdSpan {
   const int64_t* ids;
   int64_t n;
-  const float* source;
+  FloatRows source;
   int64_t to;  // position of its first id in the batch
 };
 
-// Puts the ids and the gradients of several places into one.
+// Puts the ids and the gradients of one or several places into one, without gaps and in 32 bits.
 struct JoinWords {
-  const Span* spans;
+  const IdSpan* spans;
   const int64_t* begins;
   int count;
   int dim;
@@ -39,13 +53,15 @@ struct JoinWords {
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
     const int job = JobAt(begins, count, word);
-    const Span& span = spans[job];
+    const IdSpan& span = spans[job];
     const int64_t first = (word - begins[job]) * kWordIds;
     const int64_t n = span.n - first < kWordIds ? span.n - first : kWordIds;
     for (int64_t i = lane; i < n; i += kWarpLanes) ids[span.to + first + i] = span.ids[first + i];
-    const float* const from = span.source + first * dim;
     float* const to = source + (span.to + first) * dim;
-    for (int64_t i = lane; i < n * dim; i += kWarpLanes) to[i] = from[i];
+    for (int64_t i = lane; i < n * dim; i += kWarpLanes) {
+      const int64_t row = static_cast<uint32_t>(i) / static_cast<uint32_t>(dim);
+      to[i] = span.source.At(first + row, i - row * dim);
+    }
   }
 };
 
@@ -59,7 +75,7 @@ int GpuTable::JoinSpans(Stream stream, Job* job) {
     joined_.Free(stream);
     MONO_GPU_TRY(joined_.Allocate(stream, bytes, "the ids and gradients of a batch"));
   }
-  std::vector<Span> spans;
+  std::vector<IdSpan> spans;
   std::vector<int64_t> begins;
   int64_t words = 0, to = 0;
   for (const GpuOptimizeJob* const span : job->spans) {
@@ -76,7 +92,7 @@ int GpuTable::JoinSpans(Stream stream, Job* job) {
   const auto ids = joined_.As<int64_t>();
   const auto source = reinterpret_cast<float*>(joined_.As<char>() + ids_bytes);
   job->ids = ids;
-  job->source = source;
+  job->source = {source, dim, FloatType::kFloat32};
   return ForWarps(stream, words, kAllBlocks,
                   JoinWords{workspace.At(spans_slot), workspace.At(begins_slot),
                             static_cast<int>(spans.size()), dim, ids, source});
@@ -85,7 +101,11 @@ int GpuTable::JoinSpans(Stream stream, Job* job) {
 // The ids and their source, as they came.
 int GpuTable::PrepareBatch(Stream stream, Job* job, Batch* batch) {
   MONO_GPU_TRY(EnsureScratch(stream, job->n));
-  if (job->spans.size() > 1) MONO_GPU_TRY(JoinSpans(stream, job));
+  // Kernels that take a step for each of equal ids read 32 bits.
+  const bool is_read =
+      job->source.type == FloatType::kFloat32 ||
+      (job->duplicates != Duplicates::kSteps && SumsGradients(job->plan, stride_, job->source));
+  if (job->spans.size() > 1 || !is_read) MONO_GPU_TRY(JoinSpans(stream, job));
   batch->ids = job->ids;
   batch->n = job->n;
   return MONO_GPU_OK;
@@ -195,7 +215,7 @@ int GpuTable::AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64
   job.plan = PlanFor(mode, last_global_step_);
   job.ids = ids;
   job.n = n;
-  job.source = values;
+  job.source = FloatRows::Packed(values, layout_.dim);
   job.source_floats = layout_.dim;
   job.ts = ClampTime(options.req_time);
   // Every one counts: the last one stays of those that are assigned.
@@ -254,7 +274,7 @@ int GpuTable::Optimize(Stream stream, const int64_t* ids, int64_t n, const float
   Job job = OptimizeJob(options);
   job.ids = ids;
   job.n = n;
-  job.source = gradients;
+  job.source = FloatRows::Packed(gradients, layout_.dim);
   return WriteOne(stream, job);
 }
 
@@ -262,6 +282,7 @@ int GpuTable::OptimizeMany(Stream stream, const GpuOptimizeJob* jobs, int64_t nu
   std::vector<GpuTable*> tables;
   for (int64_t i = 0; i < num_jobs; ++i) {
     MONO_GPU_TRY(CheckCount(jobs[i].n));
+    MONO_GPU_TRY(CheckGradients(jobs[i].gradients, jobs[i].table->dim()));
     MONO_GPU_TRY(jobs[i].table->CheckOptimize(*jobs[i].options));
     tables.push_back(jobs[i].table);
   }
@@ -325,7 +346,7 @@ int GpuTable::ImportRows(Stream stream, const int64_t* ids, const uint32_t* ts, 
   job.plan = PlanFor(RowMode::kLoad, last_global_step_);
   job.ids = device_ids;
   job.n = n;
-  job.source = device_rows;
+  job.source = FloatRows::Packed(device_rows, layout_.row_bytes / 4);
   job.source_floats = layout_.row_bytes / 4;
   job.load_ts = device_ts;
   job.duplicates = Duplicates::kSteps;

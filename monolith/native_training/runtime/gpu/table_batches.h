@@ -21,7 +21,7 @@ struct GpuTable::Job {
   std::vector<const GpuOptimizeJob*> spans;
   const int64_t* ids = nullptr;
   int64_t n = 0;
-  const float* source = nullptr;
+  FloatRows source;
   int64_t source_floats = 0;
   uint32_t ts = 0;
   int64_t global_step = -1;  // -1: the table's stays

@@ -153,6 +153,7 @@ int SaveShard(GpuTable* table, void* stream, int32_t shard, const engine::Expiry
 }  // namespace gpu
 }  // namespace monolith
 
+using monolith::gpu::FloatType;
 using monolith::gpu::Guard;
 using monolith::gpu::SaveShard;
 using monolith::gpu::WithOptions;
@@ -229,8 +230,14 @@ int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs, i
         filters.emplace_back(from);
         MONO_GPU_TRY(monolith::gpu::ReadOptions(from, &filters.back(), &at->second));
       }
-      all.push_back(
-          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].gradients, &at->second});
+      const MonoGpuOptimizeJob& job = jobs[i];
+      monolith::gpu::GpuTable* const table = job.table->table.get();
+      const int64_t stride = job.gradient_stride == 0 ? table->dim() : job.gradient_stride;
+      all.push_back({table,
+                     job.ids,
+                     job.n,
+                     {job.gradients, stride, static_cast<FloatType>(job.gradient_type)},
+                     &at->second});
     }
     return monolith::gpu::GpuTable::OptimizeMany(stream, all.data(), num_jobs);
   });

@@ -350,20 +350,25 @@ struct GpuTable::Alike {
   bool sum = false;
   uint32_t fused = kNoPosition;
   int64_t dim = 0;
+  FloatType type = FloatType::kFloat32;
   bool packed = false;
   int64_t n = 0;
 
   Alike(GpuTable* table, const Job& job) {
     sum = job.duplicates == Duplicates::kSum;
     if (!sum) return;
-    fused = SumsGradients(job.plan, table->stride_, job.source) ? kFusedRows : 1;
+    // Steps add a few gradients themselves, but those of 16 bits.
+    const bool fuses = job.source.type == FloatType::kFloat32 &&
+                       SumsGradients(job.plan, table->stride_, job.source);
+    fused = fuses ? kFusedRows : 1;
     dim = table->layout_.dim;
-    packed = dim % 4 == 0 && IsAligned(job.source);
+    type = job.source.type;
+    packed = dim % 4 == 0 && job.source.InFours();
   }
 
   bool Takes(const Alike& other, int64_t others) const {
-    return sum == other.sum && fused == other.fused && dim == other.dim && packed == other.packed &&
-           jobs.size() < kMostBatches && n + others <= kMostJoined;
+    return sum == other.sum && fused == other.fused && dim == other.dim && type == other.type &&
+           packed == other.packed && jobs.size() < kMostBatches && n + others <= kMostJoined;
   }
 };
 
@@ -383,7 +388,7 @@ int GpuTable::FindTogether(Stream stream, const Alike& alike) {
     words += CeilDiv(job.n, kWordIds);
     tiles += CeilDiv(job.n, tile_rows);
   }
-  joined.Set(joined.count, at, words, tiles, nullptr, nullptr);
+  joined.Set(joined.count, at, words, tiles, nullptr, {});
   const int bits = BitsOf(static_cast<uint64_t>(n - 1));
   int64_t scratch = 0;
   MONO_GPU_TRY(SortScratch<uint32_t>(n, bits, &scratch));
@@ -455,7 +460,7 @@ int GpuTable::FindTogether(Stream stream, const Alike& alike) {
                     {joined, reinterpret_cast<const SumChunk*>(base + chunks_at),
                      words_at(num_chunks_at), most_chunks, words_at(starts_at), words_at(order_at),
                      static_cast<int>(alike.dim), words_at(arrived_at), sums.As<float>()},
-                    alike.packed);
+                    alike.type, alike.packed);
 }
 
 int GpuTable::FindDuplicates(Stream stream, const std::vector<GpuTable*>& tables, const Job* jobs,

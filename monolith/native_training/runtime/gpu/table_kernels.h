@@ -39,7 +39,7 @@ struct WriteArguments {
   char* rows;
   int64_t stride;
   Batch batch;
-  const float* source;
+  FloatRows source;       // of 32 bits, unless SumsGradients
   int64_t source_floats;  // of one row of it
   uint32_t ts;
   const uint32_t* load_ts;  // of every position, or null
@@ -67,8 +67,9 @@ struct WriteTask {
   uint64_t sequence;     // what tells the host that it is there
 };
 
-// Whether the kernels of this write add up a few gradients of equal ids themselves.
-bool SumsGradients(const RowPlan& plan, int64_t stride, const float* source);
+// Whether the kernels of this write add up a few gradients of equal ids themselves, and read those
+// of 16 bits as they are.
+bool SumsGradients(const RowPlan& plan, int64_t stride, const FloatRows& source);
 
 // Find the ids and step the rows that are there.
 int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks);

@@ -17,20 +17,6 @@ MONO_DEVICE uint32_t CountArrival(uint32_t* arrived) {
 #endif
 }
 
-template <int kSize>
-MONO_DEVICE Pack<kSize> LoadGradients(const float* from) {
-#if defined(__CUDACC__)
-  if constexpr (kSize == 4) {
-    const float4 v = __ldcs(reinterpret_cast<const float4*>(from));
-    return {{v.x, v.y, v.z, v.w}};
-  } else {
-    return {{__ldcs(from)}};
-  }
-#else
-  return Load<kSize>(from);
-#endif
-}
-
 // Reads a sum that another multiprocessor has stored during this launch.
 template <int kSize>
 MONO_DEVICE Pack<kSize> LoadSum(const float* from) {
@@ -68,7 +54,7 @@ MONO_DEVICE Pack<kSize> AddInOrder(uint32_t count, const Loader& load) {
   return sum;
 }
 
-template <int kSize>
+template <int kSize, FloatType kType>
 struct AddChunks {
   SumTask task;
   int log_lanes;  // of a tile
@@ -95,12 +81,11 @@ struct AddChunks {
     const uint32_t start = starts[0], all = starts[1] - start;
     const uint32_t* const order = task.order + begin + start + what.number * kSumChunk;
     const uint32_t left = all - what.number * kSumChunk;
-    const float* const gradients = task.batches.gradients[what.batch];
+    const FloatRows& gradients = task.batches.gradients[what.batch];
     ForColumns(lane, [&](int c) {
-      const Pack<kSize> sum =
-          AddInOrder<kSize>(left < kSumChunk ? left : kSumChunk, [&](uint32_t k) {
-            return LoadGradients<kSize>(gradients + int64_t{order[k]} * task.dim + c);
-          });
+      const Pack<kSize> sum = AddInOrder<kSize>(
+          left < kSumChunk ? left : kSumChunk,
+          [&](uint32_t k) { return gradients.LoadOnce<kSize, kType>(order[k], c); });
       StoreAligned<kSize>(sum, Row(chunk) + c);
     });
     AddUp(chunk - what.number, what.number, (all + kSumChunk - 1) / kSumChunk, lane);
@@ -146,19 +131,31 @@ struct AddChunks {
   }
 };
 
-template <int kSize>
+template <int kSize, FloatType kType>
 int LaunchSumsOf(Stream stream, const SumTask& task) {
   const int log_warp = LogLanes(kWarpLanes, 5);
   const int log_lanes = LogLanes(CeilDiv(task.dim, kSize), log_warp);
   const int64_t words = CeilDiv(task.most_chunks, int64_t{1} << (log_warp - log_lanes));
   // How many chunks there are, only the device knows: as many warps as it holds share them.
-  return ForWarps<3>(stream, words, kFewBlocks, AddChunks<kSize>{task, log_lanes});
+  return ForWarps<3>(stream, words, kFewBlocks, AddChunks<kSize, kType>{task, log_lanes});
+}
+
+template <FloatType kType>
+int LaunchSumsOf(Stream stream, const SumTask& task, bool packed) {
+  return packed ? LaunchSumsOf<4, kType>(stream, task) : LaunchSumsOf<1, kType>(stream, task);
 }
 
 }  // namespace
 
-int LaunchSums(Stream stream, const SumTask& task, bool packed) {
-  return packed ? LaunchSumsOf<4>(stream, task) : LaunchSumsOf<1>(stream, task);
+int LaunchSums(Stream stream, const SumTask& task, FloatType type, bool packed) {
+  switch (type) {
+    case FloatType::kFloat16:
+      return LaunchSumsOf<FloatType::kFloat16>(stream, task, packed);
+    case FloatType::kBfloat16:
+      return LaunchSumsOf<FloatType::kBfloat16>(stream, task, packed);
+    default:
+      return LaunchSumsOf<FloatType::kFloat32>(stream, task, packed);
+  }
 }
 
 }  // namespace gpu

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "monolith/native_training/runtime/gpu/float_rows.h"
 #include "monolith/native_training/runtime/gpu/table_index.h"
 #include "monolith/native_training/runtime/gpu/table_jobs.h"
 #include "monolith/native_training/runtime/gpu/tuning.h"
@@ -33,10 +34,10 @@ struct JoinedBatches {
   uint32_t words[kMostBatches + 1];
   uint32_t tiles[kMostBatches + 1];
   const int64_t* ids[kMostBatches + 1];
-  const float* gradients[kMostBatches + 1];
+  FloatRows gradients[kMostBatches + 1];
 
   void Set(int t, int64_t begin, int64_t word, int64_t tile, const int64_t* own_ids,
-           const float* own_gradients) {
+           const FloatRows& own_gradients) {
     begins[t] = static_cast<uint32_t>(begin);
     words[t] = static_cast<uint32_t>(word);
     tiles[t] = static_cast<uint32_t>(tile);
@@ -85,8 +86,8 @@ struct SumTask {
   float* sums;        // a row for every chunk; that of an id's first one becomes its sum
 };
 
-// packed: dim is a multiple of 4 and all gradients are aligned.
-int LaunchSums(Stream stream, const SumTask& task, bool packed);
+// All gradients have this type. packed: dim is a multiple of 4, and they are FloatRows::InFours.
+int LaunchSums(Stream stream, const SumTask& task, FloatType type, bool packed);
 
 }  // namespace gpu
 }  // namespace monolith

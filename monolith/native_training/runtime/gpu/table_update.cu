@@ -78,11 +78,11 @@ TableTuning& Tuning() {
   return tuning;
 }
 
-bool SumsGradients(const RowPlan& plan, int64_t stride, const float* source) {
+bool SumsGradients(const RowPlan& plan, int64_t stride, const FloatRows& source) {
 #if defined(__CUDACC__)
   const SegmentPlan& segment = plan.segments[0];
   return plan.mode == RowMode::kOptimize && plan.num_segments == 1 && plan.dim % 4 == 0 &&
-         stride % 16 == 0 && reinterpret_cast<uintptr_t>(source) % 16 == 0 &&
+         stride % 16 == 0 && source.InFours() &&
          (segment.flags & (SegmentPlan::kRounded | SegmentPlan::kDecoupled)) == 0 &&
          segment.retriever != engine::RetrieverKind::kHashNet &&
          (segment.optimizer == engine::OptimizerKind::kAdagrad ||

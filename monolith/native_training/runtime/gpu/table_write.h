@@ -54,9 +54,10 @@ MONO_DEVICE int64_t Position(const Batch& batch, int64_t i, int64_t k) {
 // Returns the source of the k-th step of id i; where gradients are summed, all sums are there.
 MONO_DEVICE const float* SourceOf(const WriteArguments& a, int64_t i, int64_t k) {
   const Batch& batch = a.batch;
-  if (!batch.sum) return a.source + Position(batch, i, k) * a.source_floats;
-  const bool once = batch.starts[i + 1] - batch.starts[i] == 1;
-  return (once ? a.source : batch.sums) + int64_t{batch.sum_rows[i]} * a.source_floats;
+  if (!batch.sum) return a.source.Floats(Position(batch, i, k));
+  const int64_t row = batch.sum_rows[i];
+  if (batch.starts[i + 1] - batch.starts[i] == 1) return a.source.Floats(row);
+  return batch.sums + row * a.source_floats;
 }
 
 MONO_DEVICE uint32_t TimeOf(const WriteArguments& a, int64_t i) {
@@ -136,7 +137,7 @@ MONO_DEVICE void LeaveOut(const WriteArguments& a, int64_t i, bool present) {
 // they take need not be waited for.
 MONO_DEVICE void FetchAhead(const WriteArguments& a, int64_t i, int64_t k, int64_t occurrences) {
 #if defined(__CUDACC__)
-  if (k >= occurrences || a.source == nullptr) return;
+  if (k >= occurrences || a.source.data == nullptr) return;
   const auto source = reinterpret_cast<const char*>(SourceOf(a, i, k));
   for (int64_t byte = 0; byte < a.source_floats * 4; byte += 128) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(source + byte));
@@ -289,21 +290,37 @@ MONO_DEVICE void AddFour(const float4& g, float4* sum) {
   sum->x += g.x, sum->y += g.y, sum->z += g.z, sum->w += g.w;
 }
 
+// Four gradients of the i-th id of 16 bits. Where it comes more than once they were added before,
+// so that this has few registers.
+template <bool kSum>
+MONO_DEVICE float4 LoadHalves(const WriteArguments& a, int dim, int64_t i,
+                              const GradientPlace& place, int c) {
+  if (kSum && place.count != 1) {
+    return LoadFourOnce(a.batch.sums + static_cast<int64_t>(place.row) * dim + c);
+  }
+  const int64_t row = kSum ? static_cast<int64_t>(place.row) : i;
+  const Pack<4> pack = a.source.type == FloatType::kBfloat16
+                           ? a.source.LoadOnce<4, FloatType::kBfloat16>(row, c)
+                           : a.source.LoadOnce<4, FloatType::kFloat16>(row, c);
+  return make_float4(pack.values[0], pack.values[1], pack.values[2], pack.values[3]);
+}
+
 // Four gradients of the i-th id, or their sum.
 template <bool kSum>
 MONO_DEVICE float4 LoadGradient(const WriteArguments& a, int dim, int64_t i,
                                 const GradientPlace& place, int c) {
-  if (!kSum) return LoadFourOnce(a.source + i * dim + c);
-  if (place.count == 1 || place.count > kFusedRows) {
-    const float* const rows = place.count == 1 ? a.source : a.batch.sums;
-    return LoadFourOnce(rows + static_cast<int64_t>(place.row) * dim + c);
+  // All lanes of a launch go the same way.
+  if (a.source.type != FloatType::kFloat32) return LoadHalves<kSum>(a, dim, i, place, c);
+  if (!kSum) return LoadFourOnce(a.source.Floats(i) + c);
+  if (place.count == 1) return LoadFourOnce(a.source.Floats(place.row) + c);
+  if (place.count > kFusedRows) {
+    return LoadFourOnce(a.batch.sums + static_cast<int64_t>(place.row) * dim + c);
   }
   float4 rows[kFusedRows];
   MONO_UNROLL
   for (uint32_t k = 0; k < kFusedRows; ++k) {
     if (k >= place.count) continue;
-    const int64_t row = a.batch.order[place.row + k];
-    rows[k] = LoadFourOnce(a.source + row * dim + c);
+    rows[k] = LoadFourOnce(a.source.Floats(a.batch.order[place.row + k]) + c);
   }
   float4 sum = rows[0];
   MONO_UNROLL

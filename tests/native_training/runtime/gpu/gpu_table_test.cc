@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/native_training/runtime/gpu/table_gradients.h"
 #include "tests/native_training/runtime/gpu/table_properties.h"
 
 namespace monolith {
@@ -89,6 +90,10 @@ TEST(GpuTableManyTest, EqualsSingleCalls) { EXPECT_EQ(ManyTablesEqualSingleOnes(
 
 TEST(GpuTableManyTest, ChangesAllTablesOrNone) {
   EXPECT_EQ(ManyTablesChangeTogetherOrNotAtAll(), "");
+}
+
+TEST(GpuTableGradientsTest, StepAlikeInAnyTypeAndWithGaps) {
+  EXPECT_EQ(GradientsOfAnyTypeStepAlike(), "");
 }
 
 TEST(GpuTableFilterTest, LetsInByChance) { EXPECT_EQ(LetsInByChance(), ""); }

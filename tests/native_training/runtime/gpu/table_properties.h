@@ -117,7 +117,8 @@ inline std::string ManyTablesEqualSingleOnes() {
         all_values[t].insert(all_values[t].end(), gradients.begin(), gradients.end());
         ids.push_back(std::make_unique<Array<int64_t>>(some));
         values.push_back(std::make_unique<Array<float>>(gradients));
-        jobs.push_back({many[t].get(), ids.back()->data(), n, values.back()->data(), &options});
+        jobs.push_back({many[t].get(), ids.back()->data(), n, values.back()->data(), &options, 0,
+                        MONO_GPU_FLOAT32, 0});
       }
     }
     MONO_DIFF_CALL(
@@ -192,8 +193,9 @@ inline std::string ManyTablesChangeTogetherOrNotAtAll() {
   MonoGpuWriteOptions options = {};
   options.learning_rates = &rate;
   options.num_learning_rates = 1;
-  MonoGpuOptimizeJob jobs[] = {{small.get(), device_ids.data(), 1000, gradients.data(), &options},
-                               {large.get(), device_ids.data(), n, gradients.data(), &options}};
+  MonoGpuOptimizeJob jobs[] = {
+      {small.get(), device_ids.data(), 1000, gradients.data(), &options, 0, 0, 0},
+      {large.get(), device_ids.data(), n, gradients.data(), &options, 0, 0, 0}};
   const int code = mono_gpu_table_optimize_many(nullptr, jobs, 2);
   const std::string message = mono_gpu_last_error();
   MONO_DIFF_CALL(mono_gpu_table_set_budget(0));
@@ -204,7 +206,7 @@ inline std::string ManyTablesChangeTogetherOrNotAtAll() {
     MONO_DIFF_CHECK(stats.size == 0, std::to_string(stats.size));
   }
   MonoGpuWriteOptions other = options;
-  jobs[1] = {small.get(), device_ids.data(), 5, gradients.data(), &other};
+  jobs[1] = {small.get(), device_ids.data(), 5, gradients.data(), &other, 0, 0, 0};
   MONO_DIFF_CHECK(mono_gpu_table_optimize_many(nullptr, jobs, 2) == MONO_GPU_INVALID_ARGUMENT,
                   "two options for one table");
   MONO_DIFF_CHECK(std::string(mono_gpu_last_error()) ==
@@ -595,8 +597,8 @@ inline std::string TellsWhatItRefuses() {
     MONO_DIFF_CALL(optimize(table.get(), with_bad));
     MONO_DIFF_CHECK(size(table.get()) == kIds - 2, "absent ids that were refused");  // and waits
     const MonoGpuOptimizeJob jobs[] = {
-        {other.get(), device_ids.data(), kIds, all_good.data(), &options},
-        {table.get(), device_ids.data(), kIds, all_good.data(), &options}};
+        {other.get(), device_ids.data(), kIds, all_good.data(), &options, 0, 0, 0},
+        {table.get(), device_ids.data(), kIds, all_good.data(), &options, 0, 0, 0}};
     const int code = mono_gpu_table_optimize_many(nullptr, jobs, 2);
     const std::string text = mono_gpu_last_error();
     MONO_DIFF_CHECK(code == MONO_GPU_REFUSED, std::to_string(code));

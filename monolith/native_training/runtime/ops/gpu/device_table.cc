@@ -579,7 +579,8 @@ Status OptimizeDeviceTables(GpuCall* call, const std::vector<DeviceUpdate>& upda
     options[i] = ToOptions(*updates[i].table, updates[i].options, not_finite, &filters[i]);
     for (const DeviceSpan& span : updates[i].spans) {
       if (span.n == 0) continue;
-      jobs.push_back({updates[i].table->get(), span.ids, span.n, span.values, &options[i]});
+      jobs.push_back({updates[i].table->get(), span.ids, span.n, span.values, &options[i], 0,
+                      MONO_GPU_FLOAT32, 0});
       tables.push_back(updates[i].table);
     }
   }
