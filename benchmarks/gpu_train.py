@@ -35,14 +35,13 @@ SYSTEMS = {
 class Process:
   """A child that trains in rounds."""
 
-  def __init__(self, role: str, python: str, folder: str, batch_size: int, steps: int):
+  def __init__(self, role: str, python: str, folder: str, arguments: list[str]):
     self.role = role
     self.seconds: list[float] = []
     self.problem = ""
     self._log = open(os.path.join(folder, f"{role}.log"), "w+")
     self._process = subprocess.Popen(
-      [python, FOLDER / "gpu_train_process.py", role, folder]
-      + [f"--batch_size={batch_size}", f"--steps={steps}"],
+      [python, FOLDER / "gpu_train_process.py", role, folder, *arguments],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=self._log,
@@ -78,11 +77,14 @@ def measure(options: argparse.Namespace, batch_size: int) -> dict[str, float]:
   """Returns the median seconds of a step of each system that ran."""
   pythons = {"torch": options.torch_python, "tensorflow": options.tensorflow_python}
   running: list[Process] = []
+  arguments = [f"--batch_size={batch_size}", f"--steps={options.steps}"]
   with tempfile.TemporaryDirectory() as folder:
     gpu_train_data.write(folder, batch_size)
     try:
       for role in options.systems:
-        process = Process(role, pythons[SYSTEMS[role][1]], folder, batch_size, options.steps)
+        library = SYSTEMS[role][1]
+        graphed = ["--graph_dense"] if options.graph_dense and library == "torch" else []
+        process = Process(role, pythons[library], folder, [*arguments, *graphed])
         running.append(process)
         process.answer()
       for _ in range(options.rounds):
@@ -108,6 +110,11 @@ def main() -> int:
   parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
   parser.add_argument("--rounds", type=int, default=9)
   parser.add_argument("--steps", type=int, default=20, help="of a round")
+  parser.add_argument(
+    "--graph_dense",
+    action="store_true",
+    help="capture dense layers and loss by torch.cuda.make_graphed_callables, for all in PyTorch",
+  )
   parser.add_argument("--torch_python", default=sys.executable, help="a Python with PyTorch")
   parser.add_argument("--tensorflow_python", default=sys.executable, help="one with TensorFlow")
   options = parser.parse_args()

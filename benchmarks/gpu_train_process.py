@@ -67,8 +67,17 @@ class Rounds:
     return goes_on
 
 
-def torch_step(role: str, folder: str, batch_size: int) -> tuple[Step, Callable[[], None]]:
-  """Returns the step of a model in PyTorch, and what waits for the GPU."""
+def torch_step(
+  role: str, folder: str, batch_size: int, graph_dense: bool = False
+) -> tuple[Step, Callable[[], None]]:
+  """Returns the step of a model in PyTorch, and what waits for the GPU.
+
+  Args:
+    role: `torch`, `torch_one` or `fbgemm`.
+    folder: with the batches.
+    batch_size: of them.
+    graph_dense: the dense layers and the loss are captured into CUDA graphs, there and back.
+  """
   import torch
 
   torch.set_float32_matmul_precision("high")
@@ -85,16 +94,28 @@ def torch_step(role: str, folder: str, batch_size: int) -> tuple[Step, Callable[
   for size in UNITS:
     layers += [torch.nn.Linear(width, size), torch.nn.ReLU()]
     width = size
-  tower = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1)).cuda()
+
+  class Dense(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.tower = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
+
+    def forward(self, vectors: Any, labels: Any) -> Any:
+      logits = self.tower(vectors)[:, 0]
+      return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+
+  dense: Any = Dense().cuda()
   optimizer = torch.optim.Adagrad(
-    tower.parameters(), LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR
+    dense.parameters(), LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR
   )
+  if graph_dense:
+    like = torch.zeros(batch_size, NUM_FEATURES * DIM, device="cuda", requires_grad=True)
+    dense = torch.cuda.make_graphed_callables(dense, (like, labels[0]))
 
   def step(number: int) -> None:
     batch = number % NUM_BATCHES
     optimizer.zero_grad()
-    logits = tower(look_up(features[batch]))[:, 0]
-    torch.nn.functional.binary_cross_entropy_with_logits(logits, labels[batch]).backward()
+    dense(look_up(features[batch]), labels[batch]).backward()
     optimizer.step()
 
   return step, torch.cuda.synchronize
@@ -139,9 +160,11 @@ def _fbgemm(batch_size: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
   return lambda ids: tables(ids, offsets), lambda ids: ids.reshape(-1)
 
 
-def train_torch(role: str, folder: str, batch_size: int, steps: int) -> None:
+def train_torch(
+  role: str, folder: str, batch_size: int, steps: int, graph_dense: bool = False
+) -> None:
   """Trains a model in PyTorch."""
-  step, wait = torch_step(role, folder, batch_size)
+  step, wait = torch_step(role, folder, batch_size, graph_dense)
   rounds = Rounds(steps, wait)
   number = 0
   while True:
@@ -322,6 +345,7 @@ def main() -> None:
   parser.add_argument("folder")
   parser.add_argument("--batch_size", type=int, required=True)
   parser.add_argument("--steps", type=int, required=True, help="of a round")
+  parser.add_argument("--graph_dense", action="store_true", help="see gpu_train.py")
   options = parser.parse_args()
   arguments = options.folder, options.batch_size, options.steps
   if options.role == "driver":
@@ -329,7 +353,7 @@ def main() -> None:
   elif options.role == "keras":
     train_keras(*arguments)
   else:
-    train_torch(options.role, *arguments)
+    train_torch(options.role, *arguments, options.graph_dense)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Optimizer:
       `group_ftrl`, `group_adagrad`, `rmsprop`, `rmsprop_v2`, `batch_softmax` or
       `dynamic_wd_adagrad`.
     learning_rate: what `HashTable` begins with.
-    decay_by_step: of `adam`: moments are corrected as Keras and PyTorch do it. Not on a GPU.
+    decay_by_step: of `adam`: moments are corrected as Keras and PyTorch do it.
     enable_dynamic_wd: of `dynamic_wd_adagrad`. Not on a GPU.
   """
 

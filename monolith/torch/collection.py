@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monolith.torch import jagged, lookups, pooling, rows
+from monolith.torch import jagged, lookups, pooling, rows, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,8 @@ class EmbeddingBagCollection(torch.nn.Module):
       for name in config.feature_names:
         self._places.append((group, len(self._names[group])))
         self._names[group].append(name)
-    used = [name for config in self._configs for name in config.feature_names]
+    self._used = used = [name for config in self._configs for name in config.feature_names]
+    self._side: side_by_side.SideBySide | None = None
     # As TorchRec names a feature of several tables.
     self._keys = [
       f"{name}@{config.name}" if used.count(name) > 1 else name
@@ -165,6 +166,11 @@ class EmbeddingBagCollection(torch.nn.Module):
       KeyError: a feature is missing.
       ValueError, TypeError: one is not as described.
     """
+    if type(features) is dict and not self._weighted and not torch.compiler.is_compiling():
+      # One id each, on the GPU of the tables: nothing has to be looked at more closely.
+      plain: list[Any] = [features.get(name) for name in self._used]
+      if (side := self._side_by_side()) is not None and side.takes(plain):
+        return jagged.KeyedTensor(self._keys, self._dims, side.look_up(plain))
     bags = jagged.split(features, self._features)
     if self._weighted and (bare := [name for name, one in bags.items() if one.weights is None]):
       raise ValueError(f"features {bare} have no weights, which is_weighted=True asks for")
@@ -172,9 +178,10 @@ class EmbeddingBagCollection(torch.nn.Module):
       bags = {name: one._replace(weights=None) for name, one in bags.items()}
     keys = {name: rows.as_ids(one.ids, one.ids.device) for name, one in bags.items()}
     tables: list[Any] = list(self.tables.values())
-    if self._is_plain(tables, bags):
-      sides = [[keys[name] for name in config.feature_names] for config in self._configs]
-      values = lookups.look_up_side_by_side(tables, sides)
+    if lookups.can_look_up_side_by_side(tables[0]) and all(
+      one.offsets is None and one.weights is None for one in bags.values()
+    ):
+      values = lookups.look_up_side_by_side(self._side_by_side, [keys[name] for name in self._used])
       return jagged.KeyedTensor(self._keys, self._dims, values)
     ids = []
     for config in self._configs:
@@ -191,13 +198,16 @@ class EmbeddingBagCollection(torch.nn.Module):
       values = torch.cat([pooled[group][number] for group, number in self._places], 1)
     return jagged.KeyedTensor(self._keys, self._dims, values)
 
-  def _is_plain(self, tables: Sequence[rows.RowTable], bags: dict[str, jagged.Bags]) -> bool:
-    """Tells whether vectors need no pooling, and can be written to where they belong."""
-    return (
-      len(self._modes) == 1
-      and lookups.can_look_up_side_by_side(tables[0])
-      and all(one.offsets is None and one.weights is None for one in bags.values())
-    )
+  def _side_by_side(self) -> side_by_side.SideBySide | None:
+    """Returns what writes vectors that need no pooling to where they belong, where that works."""
+    modules: Any = self.tables._modules
+    tables = tuple(modules.values())
+    if not lookups.can_look_up_side_by_side(tables[0]):
+      return None
+    if self._side is None or self._side.tables != tables:
+      counts = [len(config.feature_names) for config in self._configs]
+      self._side = side_by_side.SideBySide(tables, counts)
+    return self._side
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes each table's rows to `<folder>/<name>-00000-of-00001` and so on."""

@@ -36,13 +36,12 @@ class Followed:
   left_out: tuple[str, ...] = ()
 
 
-def follow(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, on_gpu: bool) -> Followed:
+def follow(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Followed:
   """Returns the table's counterpart of an optimizer.
 
   Args:
     optimizer: of PyTorch.
     group: the entry of its `param_groups` with the table's parameter.
-    on_gpu: the table is on a GPU, where moments of rows that are not in a batch stay as they are.
 
   Raises:
     ValueError: there is no such thing; the message says what to do instead.
@@ -59,8 +58,6 @@ def follow(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, on_gpu
     left_out.append(f"weight_decay={group['weight_decay']}")
   if kind == "Adagrad" and group["eps"] > _ADAGRAD_EPSILON:
     left_out.append(f"eps={group['eps']}")
-  if on_gpu and numbers.pop("decay_by_step", False):
-    left_out.append("the decay of moments between two batches with an id")
   rate = float(group["lr"])
   return Followed(optimizers.Optimizer(learning_rate=rate, **numbers), tuple(left_out))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,49 +67,29 @@ def can_look_up_side_by_side(table: RowTable) -> bool:
   )
 
 
-def look_up_side_by_side(
-  tables: Sequence[RowTable], ids: Sequence[Sequence[torch.Tensor]]
-) -> torch.Tensor:
+def look_up_side_by_side(find: Callable[[], Any], ids: Sequence[torch.Tensor]) -> torch.Tensor:
   """Returns one vector of each table for each example, such that gradients reach the tables.
 
-  The vectors are written to where they belong, so that nothing has to be put together afterwards.
-
   Args:
-    tables: none twice, for which `can_look_up_side_by_side`; of equal dims.
-    ids: int64 `[batch]`, one or several for each table, on any device.
+    find: returns the `SideBySide` of tables for which `can_look_up_side_by_side`.
+    ids: int64 `[batch]`, one for each feature, on any device.
 
   Returns:
     float32 `[batch, dim for each of all ids]`, on the device of the ids.
   """
-  look = _outside_graphs(_look_side_by_side) if _is_compiling() else _look_side_by_side
-  return look(tables, ids)
+  return (_outside_graphs(_look_side_by_side) if _is_compiling() else _look_side_by_side)(find, ids)
 
 
 look_up_side_by_side._torchdynamo_disable = True  # type: ignore[attr-defined]
 look_up_side_by_side._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
-def _look_side_by_side(
-  tables: Sequence[RowTable], ids: Sequence[Sequence[torch.Tensor]]
-) -> torch.Tensor:
-  device = tables[0].device_of_rows
-  keys = [[one.to(device) for one in some] for some in ids]
-  if torch.is_grad_enabled():
-    rows = _SideBySide.apply(tuple(tables), keys, *_anchors(tables))
-  else:
-    rows = _write_side_by_side(tables, keys)
-  return rows.to(ids[0][0].device)
-
-
-def _write_side_by_side(
-  tables: Sequence[RowTable], keys: Sequence[Sequence[torch.Tensor]]
-) -> torch.Tensor:
-  width = sum(table.dim * len(some) for table, some in zip(tables, keys))
-  device = tables[0].device_of_rows
-  rows = torch.empty(len(keys[0][0]), width, dtype=torch.float32, device=device)
-  lookups = [(table.storage, one) for table, some in zip(tables, keys) for one in some]
-  storage.GpuStorage.look_up_side_by_side(lookups, rows)
-  return rows
+def _look_side_by_side(find: Callable[[], Any], ids: Sequence[torch.Tensor]) -> torch.Tensor:
+  side = find()
+  if side.takes(ids):
+    return side.look_up(ids)
+  device = side.tables[0].device_of_rows
+  return side.look_up([one.to(device) for one in ids]).to(ids[0].device)
 
 
 def _anchors(tables: Sequence[RowTable]) -> list[torch.Tensor]:
@@ -134,32 +114,6 @@ def _step(
   ]
   if updates:
     type(updates[0][0]).update(updates)
-
-
-class _SideBySide(torch.autograd.Function):
-  """Vectors of several tables side by side; the way back is a step of the tables' optimizers."""
-
-  @staticmethod
-  def forward(ctx: Any, tables: Any, keys: Any, *anchors: torch.Tensor) -> torch.Tensor:
-    ctx.tables, ctx.counts = tables, [len(some) for some in keys]
-    # Autograd refuses ids that were overwritten since, as it does those of torch.nn.Embedding.
-    ctx.save_for_backward(*(one for some in keys for one in some))
-    ctx.anchors = [(anchor.shape, anchor.device) for anchor in anchors]
-    return _write_side_by_side(tables, keys)
-
-  @staticmethod
-  @torch.autograd.function.once_differentiable
-  def backward(ctx: Any, upstream: torch.Tensor) -> Any:
-    counts, dim = ctx.counts, ctx.tables[0].dim
-    saved = iter(ctx.saved_tensors)
-    # [features, batch, dim], so that a table's gradients have no gaps.
-    buffer = upstream.to(torch.float32).reshape(len(upstream), sum(counts), dim)
-    buffer = buffer.transpose(0, 1).contiguous()
-    gradients = [part.view(-1, dim) for part in buffer.split(counts)]
-    own = [[next(saved) for _ in range(count)] for count in counts]
-    keys = [some[0] if len(some) == 1 else torch.cat(some) for some in own]
-    _step(ctx.tables, keys, gradients)
-    return (None, None, *(torch.zeros(shape, device=where) for shape, where in ctx.anchors))
 
 
 class _Parts:

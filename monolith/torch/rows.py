@@ -71,16 +71,11 @@ class RowTable(torch.nn.Module):
         "or leave the rate to the optimizer of PyTorch"
       )
     first = optimizers.DEFAULT if optimizer is None else optimizers.find(optimizer)
-    if self._follows and torch.device("cpu" if device is None else device).type == "cuda":
-      first = optimizers.Optimizer("adam", beta2=0.999, epsilon=1e-7)
     self.learning_rate = first.learning_rate
     if learning_rate is not None:
       self.learning_rate = optimizers.rate(float(learning_rate))
     self.storage = storage.make(self.dim, first, initializer, device, name=self.name, **options)
     # Ids and gradients that wait for the optimizer of PyTorch, and what stands for their sum.
-    # Arriving ones are of a backward and a thread; several threads may run one at the same time.
-    self._arriving: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
-    self._arriving_lock = threading.Lock()
     self._beside: set[int] = set()
     self._num_backwards = 0
     self._num_changes = 0
@@ -137,25 +132,26 @@ class RowTable(torch.nn.Module):
 
   def take_gradients(self, ids: torch.Tensor, gradients: torch.Tensor) -> bool:
     """Keeps gradients for the optimizer of PyTorch; returns false where the table has its own."""
-    # A frozen parameter never gets a gradient, which would fetch them.
     if self._follows and self.rows.requires_grad:
-      now, thread = _backward_pass(), threading.get_ident()
       # Copies: until the step, both may be buffers that others write.
-      arrived = now, thread, ids.clone(), gradients.clone()
-      with self._arriving_lock:
-        # A backward that failed, or that `torch.autograd.grad` ran, has left some behind.
-        left = [one for one in self._arriving if one[0] == now or one[1] != thread]
-        self._arriving = [*left, arrived]
+      self.keep_gradients(ids.clone(), gradients.clone())
     return self._follows
+
+  def keep_gradients(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    """Does so with gradients that nobody else has, of a table without an optimizer of its own."""
+    # A frozen parameter never gets a gradient, which would fetch them.
+    if self.rows.requires_grad:
+      with _arriving_lock:
+        _backward_under_way().arrived.setdefault(self, []).append((ids, gradients))
 
   def note_gradient(self) -> None:
     """Backward is done: sorts out what an earlier one left and `zero_grad` has dropped since."""
-    now = _backward_pass()
-    with self._arriving_lock:
-      arrived = [(ids, floats) for backward, _, ids, floats in self._arriving if backward == now]
-      self._arriving = [one for one in self._arriving if one[0] != now]
-      # The threads of other backwards may have added to the gradient already, and come here later.
-      beside = {one[0] for one in self._arriving}
+    with _arriving_lock:
+      now = _backward_pass()
+      backward = _backwards.get(now)
+      arrived = [] if backward is None else backward.arrived.pop(self, [])
+      # Other backwards may have added to the gradient already, and come here later.
+      beside = self._other_backwards()
       gradient = self.rows.grad
       before, version = self._gradient
       # One more in-place addition to the same tensor: accumulation over several batches.
@@ -182,13 +178,17 @@ class RowTable(torch.nn.Module):
 
   def _note_last_version(self) -> None:
     # The backward of another thread may have added to the gradient, and will note that.
-    with self._arriving_lock:
-      if not self._arriving:
+    with _arriving_lock:
+      if not self._other_backwards():
         self._note_version()
+
+  def _other_backwards(self) -> set[int]:
+    """Returns the backwards whose gradients for this table wait for more of them."""
+    return {number for number, one in list(_backwards.items()) if self in one.arrived}
 
   def check_follows(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
     """Raises ValueError where rows cannot follow an optimizer."""
-    following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
+    following.follow(optimizer, group)
 
   def take_pending(
     self, optimizer: torch.optim.Optimizer, group: dict[str, Any], *, has_stepped: bool
@@ -213,7 +213,7 @@ class RowTable(torch.nn.Module):
           f"of table {self.name!r}, which step once: give the parameter to one of them"
         )
       return None
-    followed = following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
+    followed = following.follow(optimizer, group)
     if followed.left_out:
       self._warn_once(
         "Table %r follows %s without %s, which do not reach its rows.",
@@ -302,19 +302,13 @@ class RowTable(torch.nn.Module):
         ranks.path_of(path, rank if saved == size else 0, saved), self.dim
       )
       if found is not None and found.kind != self.storage.optimizer.kind:
-        self._configure(found)
+        self.storage.configure(found)
     if saved == size:
       return self.storage.load(ranks.path_of(path, rank, size))
     return self.storage.load_homed(
       [ranks.path_of(path, other, saved) for other in range(saved)],
       lambda ids: ids % size == rank,
     )
-
-  def _configure(self, optimizer: optimizers.Optimizer) -> None:
-    """Makes room for a state that the optimizer of PyTorch finds when it first steps."""
-    if self.storage.device.type == "cuda":
-      optimizer = dataclasses.replace(optimizer, decay_by_step=False)
-    self.storage.configure(optimizer)
 
   def get_extra_state(self) -> dict[str, Any]:
     """Returns all rows with their state, for `state_dict`."""
@@ -351,7 +345,7 @@ class RowTable(torch.nn.Module):
       )
     optimizer = optimizers.Optimizer(**state["optimizer"])
     if self._follows:
-      self._configure(optimizer)
+      self.storage.configure(optimizer)
     elif optimizer.kind != self.storage.optimizer.kind:
       raise ValueError(
         f"rows of {self.name!r} have the state of optimizer {optimizer.kind!r}, and the table has "
@@ -416,6 +410,39 @@ def _step_followers(optimizer: torch.optim.Optimizer, *, has_stepped: bool) -> N
         updates.setdefault(type(update[0]), []).append(update)
   for kind, some in updates.items():
     kind.update(some)
+
+
+class _Backward:
+  """What a backward under way has brought and no parameter's gradient has fetched yet.
+
+  The backward itself holds it, as what is called when it is over: it goes with its backward, also
+  with one that failed or whose gradients `torch.autograd.grad` took. So neither the thread matters
+  that runs it (those of a GPU all have one), nor whether another one runs inside it, as
+  checkpoints do.
+
+  Attributes:
+    arrived: ids and gradients of each table.
+  """
+
+  def __init__(self) -> None:
+    self.arrived: dict[RowTable, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+  def __call__(self) -> None:
+    """Does nothing: backward calls it when it is over."""
+
+
+# By the number of the backward.
+_backwards: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
+_arriving_lock = threading.Lock()
+
+
+def _backward_under_way() -> _Backward:
+  number = _backward_pass()
+  backward = _backwards.get(number)
+  if backward is None:
+    backward = _backwards[number] = _Backward()
+    torch.autograd.Variable._execution_engine.queue_callback(backward)
+  return backward
 
 
 def _backward_pass() -> int:

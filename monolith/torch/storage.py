@@ -96,7 +96,11 @@ class HostStorage:
 
 
 class GpuStorage:
-  """Rows in the memory of a GPU."""
+  """Rows in the memory of a GPU.
+
+  Attributes:
+    table: holds them; another one after `load` and `configure`.
+  """
 
   def __init__(
     self,
@@ -127,39 +131,57 @@ class GpuStorage:
     if (days := optimizers.days(expire_after)) is not None:
       self._options["expire_days"] = days
     self._steps = 0
+    self._was_loaded = False
     self.optimizer = optimizer
-    self._table = self._make(optimizer)
+    self.table = self._make(optimizer)
 
   def _make(self, optimizer: optimizers.Optimizer) -> gpu_table.GpuTable:
     segment = optimizers.segment(self._dim, optimizer, self._first)
     with torch.cuda.device(self.device):
       return gpu_table.GpuTable(segment, **self._options)
 
+  @property
+  def steps(self) -> int:
+    """How many steps were taken, those before a load included where an optimizer counts them."""
+    if self._was_loaded:
+      self._was_loaded = False
+      if self.optimizer.decay_by_step:
+        with tempfile.TemporaryDirectory() as folder:
+          self.save(f"{folder}/rows")
+          with tables.HashTable(self._dim, self.optimizer) as like:
+            like.load(f"{folder}/rows")
+            self._steps = like._find_last_step() or self._steps
+    return self._steps
+
+  def count_from(self, steps: int) -> None:
+    """Sets how many steps there were."""
+    self._steps, self._was_loaded = steps, False
+
   def close(self) -> None:
     """Frees the rows."""
-    self._table.close()
+    self.table.close()
 
   def _replace(self, table: gpu_table.GpuTable) -> None:
-    before, self._table = self._table, table
+    before, self.table = self.table, table
     before.close()
 
   def stats(self) -> dict[str, int]:
     """Returns what the table holds and has done; waits for the GPU."""
-    return self._table.stats()
+    return self.table.stats()
 
   def configure(self, optimizer: optimizers.Optimizer) -> None:
     """Gives the rows another optimizer."""
     table = self._make(optimizer)
     if self.size():
       with tempfile.TemporaryDirectory() as folder:
-        self._table.save(f"{folder}/rows")
+        self.table.save(f"{folder}/rows")
         table.load(f"{folder}/rows")
     self._replace(table)
     self.optimizer = optimizer
 
   def size(self) -> int:
     """Returns the number of rows."""
-    return len(self._table)
+    return len(self.table)
 
   def assign(self, ids: torch.Tensor, values: torch.Tensor) -> None:
     """Overwrites vectors; waits for the GPU.
@@ -167,23 +189,23 @@ class GpuStorage:
     Raises:
       ValueError: values are not finite; theirs were not written.
     """
-    self._table.assign(ids, values, req_time=int(time.time()), stream=_stream(self.device))
-    self._table.check()
+    self.table.assign(ids, values, req_time=int(time.time()), stream=_stream(self.device))
+    self.table.check()
 
   def erase(self, ids: torch.Tensor) -> None:
     """Removes rows."""
-    self._table.erase(ids, stream=_stream(self.device))
+    self.table.erase(ids, stream=_stream(self.device))
 
   def evict(self) -> int:
     """Removes rows that have expired; returns how many."""
-    return self._table.evict(stream=_stream(self.device))
+    return self.table.evict(stream=_stream(self.device))
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Writes the file of a table; returns the number of rows."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    saved = self._table.save(partial, leave_out_expired=True)
+    saved = self.table.save(partial, leave_out_expired=True)
     with open(partial, "rb") as file:
       os.fsync(file.fileno())
     # Without a manifest a set counts if it is complete: at no moment there is a mixture.
@@ -202,6 +224,7 @@ class GpuStorage:
     with torch.cuda.device(self.device):
       loaded = table.load(files)
     self._replace(table)
+    self._was_loaded = True
     return loaded
 
   def load_homed(self, paths: Sequence[str], is_home: Callable[[np.ndarray], np.ndarray]) -> int:
@@ -215,30 +238,8 @@ class GpuStorage:
   @staticmethod
   def look_up(lookups: Sequence[tuple[GpuStorage, torch.Tensor, torch.Tensor]]) -> None:
     """Writes the vectors of each table's ids into a tensor, `[n, dim]` without gaps."""
-    device = lookups[0][0].device
-    with torch.cuda.device(device):
-      gpu_table.lookup_at(
-        [(one._table, ids.data_ptr(), ids.numel(), out.data_ptr()) for one, ids, out in lookups],
-        stream=_stream(device),
-      )
-
-  @staticmethod
-  def look_up_side_by_side(
-    lookups: Sequence[tuple[GpuStorage, torch.Tensor]], out: torch.Tensor
-  ) -> None:
-    """Writes vectors of several tables side by side.
-
-    Args:
-      lookups: tables, which may come several times, and int64 `[batch]`.
-      out: float32 `[batch, sum of dims]`, without gaps.
-    """
-    device = lookups[0][0].device
-    address, places = out.data_ptr(), []
-    for one, ids in lookups:
-      places.append((one._table, ids.data_ptr(), len(ids), address))
-      address += 4 * one._dim
-    with torch.cuda.device(device):
-      gpu_table.lookup_at(places, row_stride=out.shape[1], stream=_stream(device))
+    places = [(one.table, ids.data_ptr(), ids.numel(), out.data_ptr()) for one, ids, out in lookups]
+    run_on(lookups[0][0].device, lambda stream: gpu_table.lookup_at(places, stream=stream))
 
   @staticmethod
   def update(updates: Sequence[tuple[GpuStorage, torch.Tensor, torch.Tensor, float]]) -> None:
@@ -247,23 +248,22 @@ class GpuStorage:
     Raises:
       ValueError: an earlier step had gradients that are not finite, which were not written.
     """
-    device = updates[0][0].device
-    with torch.cuda.device(device):
-      # Tables that have taken another number of steps take theirs by themselves.
-      for steps in sorted({one._steps for one, *_ in updates}):
-        group = [update for update in updates if update[0]._steps == steps]
-        gpu_table.optimize_at(
-          [
-            (one._table, ids.data_ptr(), ids.numel(), gradients.data_ptr())
-            for one, ids, gradients, _ in group
-          ],
-          [rate for *_, rate in group],
-          global_step=steps,
-          req_time=int(time.time()),
-          stream=_stream(device),
-        )
-      for one, *_ in updates:
-        one._steps += 1
+    now = int(time.time())
+    # Tables that have taken another number of steps take theirs by themselves.
+    for steps in sorted({one.steps for one, *_ in updates}):
+      group = [update for update in updates if update[0].steps == steps]
+      places = [
+        (one.table, ids.data_ptr(), ids.numel(), gradients.data_ptr())
+        for one, ids, gradients, _ in group
+      ]
+      rates = [rate for *_, rate in group]
+
+      def run(stream: int, steps: int = steps, places: Any = places, rates: Any = rates) -> None:
+        gpu_table.optimize_at(places, rates, global_step=steps, req_time=now, stream=stream)
+
+      run_on(updates[0][0].device, run)
+    for one, *_ in updates:
+      one.count_from(one.steps + 1)
 
 
 def make(
@@ -346,6 +346,21 @@ def _join(
 
 def _stream(device: torch.device) -> int:
   return torch.cuda.current_stream(device).cuda_stream
+
+
+# Returns the address of the current stream without an object for it, which costs as much as a
+# launch; builds of PyTorch without CUDA do not have it.
+_find_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def run_on(device: torch.device, function: Callable[[int], None]) -> None:
+  """Calls a function with the current stream of a GPU, which is the current one meanwhile."""
+  stream = _stream(device) if _find_stream is None else _find_stream(device.index)
+  if torch.cuda.current_device() == device.index:
+    function(stream)
+    return
+  with torch.cuda.device(device):
+    function(stream)
 
 
 def files_of(path: str | os.PathLike[str]) -> list[str]:

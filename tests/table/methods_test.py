@@ -25,6 +25,7 @@ _NUMPY_ALONE = {
 _TENSORS_ALONE = {
   "apply": "a step of an optimizer of Keras",
   "check_leader": "as follow",
+  "device": "rows of monolith.table are in main memory",
   "expire_config": "for the driver",
   "follow": "an optimizer of Keras",
   "note_loaded": "for load_group",

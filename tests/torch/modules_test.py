@@ -1,7 +1,8 @@
 """`monolith.torch`: tables as modules, stepped by autograd or by an optimizer of PyTorch.
 
 Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/lookups.py`,
-`torch/pooling.py`, `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU.
+`torch/pooling.py`, `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU,
+and tests `torch/side_by_side.py`, which works there alone.
 """
 
 import copy
@@ -26,6 +27,7 @@ import numpy as np  # noqa: E402
 
 import monolith.torch as mt  # noqa: E402
 from monolith import table as tables  # noqa: E402
+from monolith.torch import rows as row_tables  # noqa: E402
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 SGD = {"optimizer": "sgd", "initializer": "zeros", "learning_rate": 1.0}
@@ -154,6 +156,21 @@ class ModulesTest(unittest.TestCase):
         with self.subTest(type(optimizer).__name__, with_files=with_files):
           torch.testing.assert_close(other(ids), one(ids), rtol=0, atol=0)
 
+  def test_an_adam_of_the_table_goes_on_where_it_was_stopped(self):
+    path = pathlib.Path(os.environ["TEST_TMPDIR"]) / "own_adam"
+    adam = tables.Optimizer("adam", decay_by_step=True)
+    one, other = (self.embedding(2, optimizer=adam, learning_rate=0.1) for _ in range(2))
+    ids = self.ids([1, 2])
+    for _ in range(5):
+      one(ids).square().sum().backward()
+      (one(ids) * self.ids([[1.0, 2.0], [3.0, -4.0]])).sum().backward()
+    one.save(path)
+    other.load(path)
+    for _ in range(2):
+      for table in (one, other):
+        (table(ids[:1]) * self.ids([[-1.0, 2.0]])).sum().backward()
+    torch.testing.assert_close(other(ids), one(ids))
+
   def test_parameters_that_were_replaced_are_followed(self):
     def overwrite(one):
       torch.__future__.set_overwrite_module_params_on_conversion(True)
@@ -190,7 +207,7 @@ class ModulesTest(unittest.TestCase):
       one(features).values().sum().backward()
       sgd.step()
     self.same(one(features).values(), [[0, -3]])
-    self.assertEqual(one.tables["a"]._arriving, [])
+    self.assertEqual(dict(row_tables._backwards), {})
 
   def test_vectors_have_32_bits_whatever_pytorch_makes_by_default(self):
     tensors = {"x": self.ids([1, 2])}
@@ -377,6 +394,71 @@ class ModulesTest(unittest.TestCase):
     one(self.ids([2])).sum().backward()
     sgd.step()
     self.same(one(self.ids([1, 2])), [[0], [-1]])
+
+  def test_threads_that_run_backward_at_the_same_time_lose_nothing(self):
+    one = mt.Embedding(1, initializer="zeros", device=self.device)
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+    steps, threads = 100, 3
+    barrier = threading.Barrier(threads)
+
+    def work(number):
+      # Several gradients, so that those of other backwards come between them.
+      loss = one(self.ids([number])).sum() + one(self.ids([number])).sum()
+      barrier.wait()
+      loss.backward()
+
+    before = sys.getswitchinterval()
+    self.addCleanup(sys.setswitchinterval, before)
+    sys.setswitchinterval(1e-6)
+    for _ in range(steps):
+      sgd.zero_grad()
+      running = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+      for thread in running:
+        thread.start()
+      for thread in running:
+        thread.join()
+      sgd.step()
+    found = one(torch.arange(threads, device=self.device))
+    self.same(found, [[-2.0 * steps]] * threads)
+
+  def test_backwards_inside_of_one_lose_nothing(self):
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+
+    def inside(vector):
+      return vector + one(self.ids([2]))
+
+    for _ in range(2):
+      sgd.zero_grad()
+      vector = one(self.ids([1]))
+      for _ in range(2):
+        vector = torch.utils.checkpoint.checkpoint(inside, vector, use_reentrant=True)
+      # Its gradient comes first, and waits while the others run backwards of their own.
+      (vector + one(self.ids([3]))).sum().backward()
+      sgd.step()
+    self.same(one(self.ids([1, 2, 3])), [[-2], [-4], [-2]])
+    self.assertEqual(dict(row_tables._backwards), {})
+
+  def test_nothing_stays_of_a_backward_that_failed(self):
+    class Fails(torch.autograd.Function):
+      @staticmethod
+      def forward(ctx, vector):
+        return vector.clone()
+
+      @staticmethod
+      def backward(ctx, upstream):
+        raise RuntimeError("no gradient")
+
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+    # The first of the two gradients has arrived when the second one fails.
+    loss = (Fails.apply(one(self.ids([1]))) + one(self.ids([2]))).sum()
+    with self.assertRaisesRegex(RuntimeError, "no gradient"):
+      loss.backward()
+    self.assertEqual(dict(row_tables._backwards), {})
+    one(self.ids([3])).sum().backward()
+    sgd.step()
+    self.same(one(self.ids([1, 2, 3])), [[0], [0], [-1]])
 
   def test_what_cannot_be_followed_is_said(self):
     for make, text in (
@@ -844,31 +926,6 @@ class HostTest(unittest.TestCase):
     model(ids).sum().backward()
     sgd.step()
     torch.testing.assert_close(one(ids).detach(), torch.tensor([[-7.0]]))
-
-  def test_threads_that_run_backward_at_the_same_time_lose_nothing(self):
-    one = mt.Embedding(1, initializer="zeros")
-    sgd = torch.optim.SGD(one.parameters(), lr=1.0)
-    steps, threads = 100, 3
-    barrier = threading.Barrier(threads)
-
-    def work(number):
-      loss = one(torch.tensor([number])).sum()
-      barrier.wait()
-      loss.backward()
-
-    before = sys.getswitchinterval()
-    self.addCleanup(sys.setswitchinterval, before)
-    sys.setswitchinterval(1e-6)
-    for _ in range(steps):
-      sgd.zero_grad()
-      running = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
-      for thread in running:
-        thread.start()
-      for thread in running:
-        thread.join()
-      sgd.step()
-    rows = one(torch.arange(threads)).detach()
-    torch.testing.assert_close(rows, torch.full([threads, 1], -float(steps)))
 
   def test_ids_of_all_small_integers_are_ids(self):
     one = mt.Embedding(1, **SGD)
