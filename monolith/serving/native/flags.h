@@ -56,8 +56,8 @@ struct Flags {
   int64_t max_metadata_bytes = 16 << 10;
 };
 
-// Parses `--name=value`, `--name value` and, for switches, `--name`. An unknown flag, or a value
-// that cannot be, is an error that names it.
+// Parses `--name=value`, `--name value` and, for switches, `--name`. The error for an unknown flag
+// or an invalid value names it.
 Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags);
 
 // Returns what `--help` prints.

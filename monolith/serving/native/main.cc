@@ -54,8 +54,8 @@ namespace {
 
 constexpr int64_t kMaxConnections = 10'000;
 constexpr int64_t kMaxQueued = 10'000;
-// Limits requests that are not answered, with their tensors and answers, all together. The last
-// eighth is for requests that are small.
+// The limit of all unanswered requests together, with their tensors and answers. The last eighth is
+// for small requests.
 constexpr int64_t kMaxRequestBytes = 512 << 20;
 constexpr int64_t kSmallRequestBytes = 64 << 10;
 constexpr int64_t kMaxTensorsBytes = 1 << 30;
@@ -105,7 +105,8 @@ ManagerSettings MakeManagerSettings(const Flags& flags) {
   return settings;
 }
 
-// Addresses come from --ps_address, else from the agent, else an entry model says what is missing.
+// Addresses come from --ps_address, else from the agent. Without either, an entry model reports
+// what is missing.
 Status StartRemotePrediction(const Flags& flags, void* op_library, Channels* channels,
                              std::unique_ptr<AddressBook>* addresses,
                              std::unique_ptr<RemotePredictor>* predictor) {
@@ -134,7 +135,7 @@ void StopWhenIdle(EventLoop* loop, const std::vector<Acceptor*>& acceptors,
               [=] { StopWhenIdle(loop, acceptors, deadline); });
 }
 
-// Waits for a signal to end; meanwhile follows the file of the configuration.
+// Waits for a signal to end, and follows the configuration file meanwhile.
 void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
                              const sigset_t& signals, ModelManager* models) {
   const bool polls =
@@ -147,7 +148,7 @@ void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
     if (errno != EAGAIN || !polls) continue;
     api::ModelServerConfig next;
     Status status = ReadModelConfig(flags, &next);
-    // A file that stays as it is does not undo a reload by request.
+    // An unchanged file does not undo a reload by request.
     if (status.ok() && next.SerializeAsString() == config.SerializeAsString()) continue;
     if (status.ok()) {
       LogInfo(flags.model_config_file + " changed");
@@ -161,7 +162,7 @@ void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
   }
 }
 
-// Gives null where --ssl_config_file does not ask for TLS.
+// Gives null if --ssl_config_file is not set.
 Status MakeTls(const Flags& flags, std::unique_ptr<TlsContext>* tls) {
   if (flags.ssl_config_file.empty()) return Status();
   api::SSLConfig config;
@@ -177,7 +178,7 @@ Status MakeTls(const Flags& flags, std::unique_ptr<TlsContext>* tls) {
   return status;
 }
 
-// Gives null where requests are not joined.
+// Gives null if requests are not batched.
 Status MakeBatcher(const Flags& flags, std::unique_ptr<Batcher>* batcher) {
   if (!flags.enable_batching) return Status();
   api::BatchingParameters parameters;
@@ -264,11 +265,11 @@ int Run(const Flags& flags) {
   limits.max_message_bytes = flags.max_receive_message_bytes;
   limits.max_streams = flags.max_concurrent_streams;
   limits.max_header_bytes = flags.max_metadata_bytes;
-  // Shared by all clients, whichever way they come.
+  // Shared by all clients, by gRPC and HTTP.
   const auto request_budget = std::make_shared<MemoryBudget>(
       std::max(kMaxRequestBytes, 4 * flags.max_receive_message_bytes), kSmallRequestBytes);
   RpcPlaces places;
-  // A request that waits for others to join it must not keep them from being read.
+  // A request that waits for others in its batch must not keep them from being read.
   places.loop = batcher == nullptr ? &loop : nullptr;
   places.num_cores = NumCores();
   const RpcService service = MakeRpcService(&serving, &grpc_workers, places);

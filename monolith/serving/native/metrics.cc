@@ -56,7 +56,7 @@ int64_t CountOpenFiles() {
   return count - 3;  // "." and "..", and the folder itself
 }
 
-// Tells of the process what Prometheus's own libraries do, by the same names.
+// Adds the metrics of the process, by the names of Prometheus's own libraries.
 void AppendProcess(std::string* text) {
   const auto append = [text](const std::string& name, const char* kind, double value) {
     *text += "# TYPE " + name + " " + kind + "\n" + name + " " + Number(value) + "\n";

@@ -1,4 +1,4 @@
-// Reads which models a server has: `ModelServerConfig`, from flags or a text file.
+// Reads the list of models, `ModelServerConfig`, from flags or a text file.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
 
@@ -11,7 +11,7 @@
 namespace monolith {
 namespace serving {
 
-// Reads what the flags name, and checks it. The error names the file.
+// Reads and checks the configuration that the flags name. The error names the file.
 Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config);
 
 // Reads --batching_parameters_file, in text format. The error names the file.

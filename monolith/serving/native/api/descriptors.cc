@@ -20,7 +20,7 @@ namespace {
 
 namespace pb = google::protobuf;
 
-// A type of ours, or a field as "Message.field" -> the type that stands there for clients.
+// One of our types, or a field "Message.field" -> the type that clients see.
 using Types = std::map<std::string, std::string>;
 
 struct Method {
@@ -36,7 +36,7 @@ struct Service {
   std::vector<Method> methods;
 };
 
-// A file of its own package, made of messages of one of ours.
+// A file of another package, made of messages of one of our files.
 struct File {
   const char* name;
   const char* package;

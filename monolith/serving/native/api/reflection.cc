@@ -97,7 +97,7 @@ class Reflection {
     return Status();
   }
 
-  // The file comes first, and every file once.
+  // The file itself comes first, and each file once.
   void AddWithImports(const pb::FileDescriptor* file, std::set<const pb::FileDescriptor*>* seen,
                       reflection::FileDescriptorResponse* response) {
     if (!seen->insert(file).second) return;
@@ -118,8 +118,8 @@ class Reflection {
   }
 
   const ServiceDescriptors descriptors_;
-  // Serialized. To describe a file takes long, and all sockets wait meanwhile: each is described
-  // once. All answers are made in the thread of the sockets.
+  // Serialized descriptions. Describing a file takes long, and all sockets wait for it, so each is
+  // described once. Only the thread of the sockets uses this.
   std::unordered_map<const pb::FileDescriptor*, std::string> described_;
 };
 

@@ -14,9 +14,9 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// Longer messages take longer to read and to run than others should wait.
+// Reading and running longer messages would keep others waiting.
 constexpr size_t kMaxInlineBytes = 64 << 10;
-// With one core all calls that came together run in turn; further ones queue.
+// With one core, calls that arrived together run in turn; more are queued.
 constexpr size_t kMaxInlineCalls = 16;
 
 // Belongs to the loop's thread.
@@ -31,14 +31,14 @@ class Dispatcher {
         pending.call->is_compressed || pending.call->message.size() > kMaxInlineBytes) {
       return Queue(std::move(pending));
     }
-    // Not now: more calls may have come with this one.
+    // Later: more calls may have come with this one.
     if (held_.empty()) places_.loop->Post([this] { RunHeld(); });
     held_.push_back(std::move(pending));
   }
 
  private:
   struct Pending {
-    // std::function wants what can be copied; the message should not be.
+    // std::function needs a copyable callable, but the message should not be copied.
     std::shared_ptr<RpcCall> call;
     RpcDone done;
   };

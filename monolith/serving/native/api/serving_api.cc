@@ -17,20 +17,20 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// Without a deadline of the client's own, a reload waits this long.
+// The time limit of a reload whose client sets no deadline.
 constexpr std::chrono::minutes kReloadTimeout(10);
-// The most that a short request may take as tensors.
+// The largest size of a short request as tensors.
 constexpr int64_t kMaxInlineTensorBytes = 256 << 10;
 constexpr char kSignatureDef[] = "signature_def";
 constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
 
-// A field of two bytes may take fifty when it is parsed.
+// A field of two bytes may take fifty once parsed.
 constexpr int kMaxFields = 100'000;
-// Only what runs a model has longer messages.
+// Only requests that run a model have longer messages.
 constexpr size_t kMaxOtherMessageBytes = 4 << 20;
 
-// Counts fields, with those of the messages inside; tensors and examples are bytes here. Returns
-// false for what is no message: protobuf keeps what it has read until it sees that.
+// Counts the fields of a message and of nested messages; tensors and examples are bytes here.
+// Returns false for malformed input, of which protobuf would keep all that comes before the fault.
 bool CountFields(std::string_view message, const tensorflow::protobuf::Descriptor* type,
                  int* count) {
   using tensorflow::protobuf::FieldDescriptor;
@@ -43,7 +43,7 @@ bool CountFields(std::string_view message, const tensorflow::protobuf::Descripto
     if (wire_type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
       const int begin = stream.CurrentPosition();
       if (!WireFormatLite::SkipField(&stream, tag)) return false;
-      // No message has a group, but protobuf keeps it with its fields of two bytes each.
+      // No message has groups, but protobuf would keep one, with its fields of two bytes each.
       if (wire_type == WireFormatLite::WIRETYPE_START_GROUP) {
         *count += (stream.CurrentPosition() - begin) / 2;
       }
@@ -94,7 +94,7 @@ RpcReply Call(const std::string& message, const char* request_name, Method metho
   return reply;
 }
 
-// Lets an answer have what it takes now that it is one message.
+// Charges an answer with its size as one message.
 void KeepLease(const std::shared_ptr<MemoryLease>& lease, RpcReply* reply) {
   if (!reply->status.ok()) return;
   const auto bytes = static_cast<int64_t>(reply->message.size());
@@ -102,7 +102,7 @@ void KeepLease(const std::shared_ptr<MemoryLease>& lease, RpcReply* reply) {
   reply->lease = lease;
 }
 
-// Says which version and signature answered.
+// Sets the version and signature that answered.
 void SetSpec(const api::ModelSpec& asked, int64_t version, api::ModelSpec* spec) {
   spec->set_name(asked.name());
   spec->mutable_version()->set_value(version);
@@ -200,7 +200,7 @@ Status ServingApi::MultiInference(const api::MultiInferenceRequest& request, Mem
     status = runner.FindSignature(task.model_spec().signature_name(), task.method_name(),
                                   &signatures.emplace_back(nullptr));
     if (!status.ok()) return status;
-    // As TensorFlow Serving has it: the tasks of a request are no more than the model's signatures.
+    // As in TensorFlow Serving, a request has at most as many tasks as the model has signatures.
     if (std::count(signatures.begin(), signatures.end(), signatures.back()) > 1) {
       return Status(Code::kInvalidArgument,
                     "two tasks are of the signature '" + signatures.back()->name() + "'");
@@ -287,7 +287,7 @@ RpcStreamMethods ServingApi::MakeHealthMethods() {
   watch.answer = [this](const std::string& message) {
     return Call<api::HealthCheckRequest, api::HealthCheckResponse>(
         message, "HealthCheckRequest", [this](const auto& request, auto* response) {
-          // A model that is not there may come.
+          // An unknown model may be configured later.
           if (CheckHealth(request, response).code == Code::kNotFound) {
             response->set_status(api::HealthCheckResponse::SERVICE_UNKNOWN);
           }
@@ -323,7 +323,7 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
         if (!short_runs) return Status();
         int64_t bytes = 0;
         int64_t message_bytes = 0;
-        // A request that cannot be measured is refused in its turn.
+        // A request that cannot be measured is refused when its turn comes.
         short_runs = !MeasureInputs(request, limits_, &bytes, &message_bytes).ok() ||
                      bytes <= kMaxInlineTensorBytes;
         if (!short_runs) return Status();

@@ -20,7 +20,7 @@ void Log(char level, const std::string& text) {
            parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
            static_cast<long>(now.tv_usec));
   std::string line = stamp + text;
-  // Names and paths come from requests too: one event stays one line.
+  // Names and paths may come from requests, so line breaks are escaped: one event is one line.
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
   }

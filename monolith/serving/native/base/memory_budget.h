@@ -15,26 +15,26 @@
 namespace monolith {
 namespace serving {
 
-// Gives back the memory of a text, which keeps it when an empty one is assigned.
+// Frees the memory of a string, which assigning an empty one would keep.
 inline void FreeText(std::string* text) { std::string().swap(*text); }
 
-// Counts bytes that are promised to requests. The last eighth is kept for small ones, so that a few
-// clients with large requests do not lock the others out. Thread-safe.
+// Counts the bytes granted to requests. The last eighth is reserved for small requests, so that a
+// few clients with large ones do not lock out the others. Thread-safe.
 class MemoryBudget {
  public:
-  // A request of up to `small_bytes` is a small one.
+  // Requests of up to `small_bytes` are small.
   MemoryBudget(int64_t limit_bytes, int64_t small_bytes)
       : limit_bytes_(limit_bytes), small_bytes_(small_bytes) {}
 
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // A request that had `old_bytes` wants `new_bytes`. Giving back always succeeds.
+  // Changes what a request holds from `old_bytes` to `new_bytes`. Shrinking always succeeds.
   bool Change(int64_t old_bytes, int64_t new_bytes) {
     const int64_t more = new_bytes - old_bytes;
     const int64_t limit = new_bytes > small_bytes_ ? limit_bytes_ - limit_bytes_ / 8 : limit_bytes_;
     int64_t used = used_bytes_.load(std::memory_order_relaxed);
-    // A request that is refused takes nothing, not even for a moment: others would be refused too.
+    // A refused request takes nothing, not even for a moment: others would be refused, too.
     do {
       if (more > 0 && more > limit - used) return false;
     } while (!used_bytes_.compare_exchange_weak(used, used + more, std::memory_order_relaxed));
@@ -70,7 +70,7 @@ class MemoryLease {
   }
   ~MemoryLease() { Release(); }
 
-  // Returns false, and keeps what it has, if the budget has not enough.
+  // Returns false, and changes nothing, if the budget is exhausted.
   bool Resize(int64_t bytes) {
     if (budget_ != nullptr && !budget_->Change(bytes_, bytes)) return false;
     bytes_ = bytes;
@@ -89,11 +89,11 @@ class MemoryLease {
   }
 
  private:
-  // A request of this many bytes gives back to the system what it has freed. Each thread frees into
-  // an arena of its own, which keeps it: the most that each ever had would add up.
+  // After a request of this many bytes, freed memory is returned to the system. Each thread frees
+  // into an arena of its own, and the largest sizes of all arenas would add up.
   static constexpr int64_t kReturnedBytes = 32 << 20;
 
-  // Null bounds nothing.
+  // Null means no bound.
   std::shared_ptr<MemoryBudget> budget_;
   int64_t bytes_ = 0;
   int64_t most_bytes_ = 0;

@@ -19,7 +19,7 @@
 namespace monolith {
 namespace serving {
 
-// Is told what is wrong with a text that protobuf parses; lines and columns begin at 0.
+// Receives the errors in a text that protobuf parses; lines and columns begin at 0.
 class TextErrorListener : public google::protobuf::io::ErrorCollector {
  private:
   virtual void OnError(int line, int column, std::string_view text) = 0;

@@ -91,7 +91,7 @@ void Http2ClientConnection::Call(const std::string& path, const std::string& mes
   provider.read_callback = ClientCallbacks::Read;
   const int32_t id = nghttp2_submit_request(session_, nullptr, headers, 8, &provider, nullptr);
   if (id < 0) {
-    // Stream numbers are used up after a billion calls: the next connection has new ones.
+    // Stream numbers run out after a billion calls: the next connection starts anew.
     going_away_ = true;
     return done(RpcReply{Status(Code::kUnavailable, address_ + ": " + nghttp2_strerror(id)), ""});
   }

@@ -26,7 +26,7 @@ class Http2ClientConnection : public Connection {
   void Call(const std::string& path, const std::string& message, Clock::time_point deadline,
             RpcDone done);
 
-  // Whether a new call has a chance.
+  // Whether a new call may succeed.
   bool usable() const { return !closed() && session_ != nullptr && !going_away_; }
 
   void OnTick(Clock::time_point) override {}
@@ -35,7 +35,7 @@ class Http2ClientConnection : public Connection {
  protected:
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
-  // Flow control and the number of calls bound what waits.
+  // Flow control and the number of calls bound the waiting output.
   bool ReadsWhileWriting() const override { return true; }
   void OnClosed() override;
 
@@ -44,7 +44,7 @@ class Http2ClientConnection : public Connection {
     std::string request;
     size_t sent = 0;
     std::string http_status;
-    // -1 until the header came.
+    // -1 until the header has come.
     int grpc_status = -1;
     std::string grpc_message;
     std::string body;

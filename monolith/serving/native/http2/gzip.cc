@@ -14,7 +14,7 @@ namespace serving {
 namespace {
 
 constexpr int64_t kChunkBytes = 256 << 10;
-// At its end, gzip has the length of what it has compressed.
+// The last bytes are the length of the uncompressed data.
 constexpr size_t kLengthBytes = 4;
 
 class StringStream : public tensorflow::io::InputStreamInterface {
@@ -66,13 +66,13 @@ Status Decompress(int64_t max_bytes, MemoryLease* lease, std::string* message) {
                                                   std::to_string(max_bytes) +
                                                   " bytes when it is decompressed");
     }
-    // A string that grows has twice what it needs.
+    // A growing string reserves up to twice its size.
     if (!lease->Resize(leased + 2 * size)) {
       return Status(Code::kResourceExhausted, "the requests take too much memory");
     }
     result.append(chunk.data(), chunk.size());
   }
-  // The reader does not tell a text that was cut off from one that has ended.
+  // The reader does not distinguish truncated data from complete data.
   if (!tensorflow::errors::IsOutOfRange(status) || message->size() < kLengthBytes ||
       ReadLength(*message) != static_cast<uint32_t>(result.size())) {
     return Status(Code::kInternal, "the message cannot be decompressed");

@@ -1,4 +1,4 @@
-// Messages that clients compress.
+// Decompresses messages of clients.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_GZIP_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_GZIP_H_
 
@@ -11,8 +11,8 @@
 namespace monolith {
 namespace serving {
 
-// Replaces a message that gzip has compressed by what it was. One that is longer than `max_bytes`
-// is refused, as is one that `lease` has no room for: a few bytes can become any number.
+// Decompresses a message in place. Refuses one that becomes longer than `max_bytes`, or for which
+// `lease` has no room: a few bytes can become any number.
 Status Decompress(int64_t max_bytes, MemoryLease* lease, std::string* message);
 
 }  // namespace serving

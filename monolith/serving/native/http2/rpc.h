@@ -1,4 +1,4 @@
-// A gRPC call, as the transport hands it over: a unary one whole, a stream message by message.
+// A gRPC call as the transport delivers it: unary calls whole, streams message by message.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
 
@@ -24,11 +24,11 @@ struct RpcCall {
   std::string message;
   // Clock::time_point::max() if the client gave none.
   Clock::time_point deadline = Clock::time_point::max();
-  // True when nobody waits for the answer any more.
+  // True once the client no longer waits for the answer.
   std::shared_ptr<std::atomic<bool>> cancelled;
   // Counts the message until the call is answered.
   MemoryLease lease;
-  // Whether gzip has compressed the message, and how long it may be without.
+  // Whether the message is compressed by gzip, and how long it may be uncompressed.
   bool is_compressed = false;
   int64_t max_message_bytes = 0;
 };
@@ -42,17 +42,17 @@ struct RpcReply {
 
 // Called once, from any thread.
 using RpcDone = std::function<void(RpcReply)>;
-// Must not block: it runs in the thread that serves all sockets.
+// Runs in the thread that serves all sockets, so it must not block.
 using RpcService = std::function<void(RpcCall call, RpcDone done)>;
 
 struct RpcStreamMethod {
-  // Answers one message of a stream, at once, in the thread that serves all sockets: it must be
+  // Answers one message of a stream. Runs in the thread that serves all sockets, so it must be
   // quick. An error ends the stream.
   std::function<RpcReply(const std::string& message)> answer;
-  // Whether the client sends one message, and gets the answer again whenever it is another one.
+  // Whether the client sends one message and gets a new answer whenever the answer changes.
   bool is_watch = false;
 };
-// By path. What is not in it is a unary call.
+// By path. Calls of other paths are unary.
 using RpcStreamMethods = std::map<std::string, RpcStreamMethod, std::less<>>;
 
 // Returns how long the header `grpc-timeout` allows, or nothing if it is malformed.
@@ -61,7 +61,8 @@ std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(std::string_view text);
 // Returns the header `grpc-timeout` for `timeout`, at least a millisecond.
 std::string FormatGrpcTimeout(std::chrono::nanoseconds timeout);
 
-// The header `grpc-message`: bytes that are no printable ASCII become %XX, very long texts are cut.
+// The header `grpc-message`: bytes other than printable ASCII become %XX, and very long texts are
+// truncated.
 std::string EncodeGrpcMessage(std::string_view text);
 std::string DecodeGrpcMessage(std::string_view text);
 

@@ -13,7 +13,7 @@ namespace serving {
 namespace {
 
 constexpr std::string_view kGrpc = "application/grpc";
-// A header up to this long is part of what a call takes anyway.
+// Headers up to this size are not counted: every call takes as much.
 constexpr int64_t kFreeHeaderBytes = 1 << 10;
 
 }  // namespace
@@ -61,8 +61,8 @@ struct ServerCallbacks {
 
   static int FrameSent(nghttp2_session* session, const nghttp2_frame* frame, void* data) {
     if (frame->hd.type != NGHTTP2_HEADERS || !(frame->hd.flags & NGHTTP2_FLAG_END_STREAM)) return 0;
-    // The rest of a request that was refused early is not waited for. Not before the answer has
-    // gone: a reset overtakes it.
+    // A request that was refused early is reset instead of read to its end. This waits until the
+    // answer is sent, which a reset would overtake.
     const auto* stream = Self(data)->Find(frame->hd.stream_id);
     if (stream == nullptr || stream->complete) return 0;
     return nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame->hd.stream_id,
@@ -111,7 +111,7 @@ Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor soc
 }
 
 Http2ServerConnection::~Http2ServerConnection() {
-  // Where the server ends before the connection does: calls that wait are not run any more.
+  // The server may end before the connection: waiting calls no longer run.
   OnClosed();
   nghttp2_session_del(session_);
 }
@@ -120,7 +120,7 @@ Connection::Next Http2ServerConnection::Consume(const char* data, size_t size) {
   if (session_ == nullptr) return Next::kCloseNow;
   const ssize_t taken =
       nghttp2_session_mem_recv(session_, reinterpret_cast<const uint8_t*>(data), size);
-  // After an error of the protocol nghttp2 has a GOAWAY to send; this is an error beyond that.
+  // After a protocol error nghttp2 has a GOAWAY to send; this error is more serious.
   if (taken < 0) return Next::kCloseNow;
   return flooded_ ? Next::kCloseNow : Next::kGoOn;
 }
@@ -158,9 +158,9 @@ void Http2ServerConnection::OnTick(Clock::time_point now) {
   if (output_waits() && now - last_write() > limits_.stall_timeout) return Close();
   std::vector<int32_t> stalled;
   for (const auto& [id, stream] : streams_) {
-    // In the middle of a header the connection can bring nothing else.
+    // In the middle of a header the connection can deliver nothing else.
     if (!stream.has_header && now - stream.start > limits_.header_timeout) return Close();
-    // Where the connection has more to write, it is the one that may be slow.
+    // While the connection has output, the peer may be slow to read it.
     const bool unread = (stream.answered || stream.sent < stream.reply.size()) && !output_waits() &&
                         now - stream.last_sent > 2 * limits_.stall_timeout;
     const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
@@ -180,7 +180,7 @@ void Http2ServerConnection::Shutdown() {
   nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                         nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                         nullptr, 0);
-  // Watches would wait for answers that do not come.
+  // Watches would wait for answers that never come.
   for (auto& [id, stream] : streams_) {
     if (stream.watched) Refuse(id, Code::kUnavailable, "the server ends");
   }
@@ -194,7 +194,7 @@ Http2ServerConnection::Stream* Http2ServerConnection::Find(int32_t id) {
 
 void Http2ServerConnection::OnHeader(int32_t id, std::string_view name, std::string_view value) {
   Stream* stream = Find(id);
-  // Trailers say nothing.
+  // Trailers are ignored.
   if (stream == nullptr || stream->answered || stream->has_header) return;
   // As HTTP/2 counts it for SETTINGS_MAX_HEADER_LIST_SIZE.
   stream->header_bytes += static_cast<int64_t>(name.size() + value.size() + 32);
@@ -213,7 +213,7 @@ void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_
   const size_t needed = stream->body.size() + size;
   if (stream->stream_method == nullptr && needed > stream->body.capacity() &&
       stream->body.size() >= kGrpcPrefixBytes) {
-    // As long as it becomes, but not before it comes.
+    // Reserved as the body arrives, not when it is announced.
     const size_t whole = kGrpcPrefixBytes + static_cast<size_t>(GrpcMessageBytes(stream->body));
     stream->body.reserve(std::max(needed, std::min(whole, 2 * needed)));
   }
@@ -254,13 +254,13 @@ void Http2ServerConnection::OnRequestEnd(int32_t id) {
 void Http2ServerConnection::OnRequestHeaders(int32_t id) {
   Stream* stream = Find(id);
   if (stream != nullptr) stream->has_header = true;
-  // Headers after the body begin nothing.
+  // Headers after the body are trailers.
   if (stream == nullptr || stream->answered || stream->stream_method != nullptr) return;
   if (stream->header_bytes > kFreeHeaderBytes && !Count(stream)) {
     return Refuse(id, Code::kResourceExhausted, "too many requests are being received");
   }
   const auto found = stream_methods_->find(stream->path);
-  // A request that is no gRPC call at all is refused at its end, as a unary one.
+  // A request that is not a gRPC call is refused at its end, like a unary one.
   if (found == stream_methods_->end() || stream->method != "POST" ||
       stream->content_type.compare(0, kGrpc.size(), kGrpc) != 0 ||
       stream->header_bytes > limits_.max_header_bytes) {
@@ -340,7 +340,7 @@ void Http2ServerConnection::OnChange() {
 
 void Http2ServerConnection::Respond(int32_t id, Stream* stream) {
   if (stream->responding) {
-    // Fails if the data is not held back just now, which is as well.
+    // Fails if the data is not deferred at the moment, which is fine.
     nghttp2_session_resume_data(session_, id);
     return;
   }
@@ -359,7 +359,7 @@ bool Http2ServerConnection::SetDeadline(int32_t id, Stream* stream, Clock::time_
     return false;
   }
   *deadline = Clock::now() + *timeout;
-  // The timer is cancelled before the connection goes.
+  // The timer is cancelled before the connection is destroyed.
   stream->deadline = loop()->RunAt(*deadline, [this, id] {
     Refuse(id, Code::kDeadlineExceeded, "the deadline passed");
     Flush();
@@ -472,7 +472,7 @@ void Http2ServerConnection::ReleaseRequest(Stream* stream) {
 bool Http2ServerConnection::Count(Stream* stream) {
   auto bytes = static_cast<int64_t>(stream->body.capacity());
   if (stream->header_bytes > kFreeHeaderBytes) bytes += stream->header_bytes;
-  // That of a unary call has a lease of its own.
+  // The answer of a unary call has a lease of its own.
   if (stream->stream_method != nullptr) bytes += static_cast<int64_t>(stream->reply.capacity());
   return stream->lease.Resize(bytes);
 }

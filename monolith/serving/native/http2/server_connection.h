@@ -18,22 +18,22 @@ namespace monolith {
 namespace serving {
 
 struct RpcLimits {
-  // Limits one request. A longer one is answered RESOURCE_EXHAUSTED.
+  // The limit of a request. Longer ones are answered with RESOURCE_EXHAUSTED.
   int64_t max_message_bytes = 64 << 20;
   int64_t max_header_bytes = 16 << 10;
   int64_t max_streams = 1000;
-  // Limits one message of a stream, what a watch names, and the answers to all streams of a client
-  // that it has not read.
+  // The limits of a message of a stream, of a name to watch, and of unread answers to all streams
+  // of a client.
   int64_t max_stream_message_bytes = 64 << 10;
   int64_t max_watch_bytes = 1 << 10;
   int64_t max_unread_bytes = 4 << 20;
   // A client that resets more calls in a second is disconnected.
   int64_t max_resets_per_second = 1000;
-  // For the begin of a connection, and from the first byte of a call's header to its last.
+  // The time for the preface of a connection, and for the header of a call.
   std::chrono::seconds header_timeout{10};
-  // From the header of a unary call to its last byte.
+  // The time from the header of a unary call to its last byte.
   std::chrono::seconds request_timeout{60};
-  // A request whose body stops coming, or an answer that is not read.
+  // The time for which a body may stall, or an answer stay unread.
   std::chrono::seconds stall_timeout{30};
 };
 
@@ -53,7 +53,7 @@ class Http2ServerConnection : public Connection {
  protected:
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
-  // Flow control and the number of calls bound what waits.
+  // Flow control and the number of calls bound the waiting output.
   bool ReadsWhileWriting() const override { return true; }
   void OnClosed() override;
 
@@ -66,18 +66,18 @@ class Http2ServerConnection : public Connection {
     std::string timeout;
     int64_t header_bytes = 0;
     std::string body;
-    // Counts a long header, the body, and what a stream has yet to send.
+    // Counts a long header, the body, and the unsent output of a stream.
     MemoryLease lease;
     Clock::time_point start;
     Clock::time_point last_data;
-    // When a part of the answer was sent, or began to wait.
+    // When a part of the answer was last sent, or began to wait.
     Clock::time_point last_sent;
     // Null for a unary call.
     const RpcStreamMethod* stream_method = nullptr;
-    // The request of a watch, once it is known, and the last answer.
+    // The request of a watch, once known, and the last answer.
     std::optional<std::string> watched;
     std::string told;
-    // The client has sent its header, and all.
+    // Whether the client has sent its header, and everything.
     bool has_header = false;
     bool complete = false;
     // Whether the answer has begun, and whether its status is known.
@@ -86,7 +86,7 @@ class Http2ServerConnection : public Connection {
     std::shared_ptr<std::atomic<bool>> cancelled;
     std::optional<EventLoop::Timer> deadline;
     Status status;
-    // Prefix and message, of a stream those that are not sent yet.
+    // Prefix and message; for a stream, those not sent yet.
     std::string reply;
     size_t sent = 0;
     std::shared_ptr<MemoryLease> reply_lease;
@@ -102,12 +102,12 @@ class Http2ServerConnection : public Connection {
   ssize_t ReadReply(int32_t id, uint8_t* buffer, size_t size, uint32_t* flags);
 
   void Dispatch(int32_t id, Stream* stream);
-  // Answers the messages of a stream that are complete.
+  // Answers the complete messages of a stream.
   void DispatchMessages(int32_t id, Stream* stream);
-  // Appends a message to what a stream sends. Returns false if the stream was refused.
+  // Appends a message to a stream's output. Returns false if the stream was refused.
   bool Send(int32_t id, Stream* stream, const std::string& message);
   void Respond(int32_t id, Stream* stream);
-  // Sees to it that the call is answered when its time is up. Returns false if it was refused.
+  // Arranges that the call is answered when its time is up. Returns false if it was refused.
   bool SetDeadline(int32_t id, Stream* stream, Clock::time_point* deadline);
   void Answer(int32_t id, RpcReply reply);
   void Refuse(int32_t id, Code code, const std::string& message);
@@ -124,7 +124,7 @@ class Http2ServerConnection : public Connection {
   const std::shared_ptr<MemoryBudget> budget_;
   nghttp2_session* session_ = nullptr;
   std::unordered_map<int32_t, Stream> streams_;
-  // Bytes that streams, all but unary calls, have yet to send.
+  // Unsent bytes of streams, which are all calls but unary ones.
   int64_t unread_bytes_ = 0;
   bool settings_came_ = false;
   const Clock::time_point opened_ = Clock::now();

@@ -127,7 +127,7 @@ Status Batcher::Run(Servable* servable, const Signature& signature, const Servab
     lock.unlock();
   }
   if (batch->answers.empty()) {
-    // One request of the batch may have failed it for all: each has a second chance of its own.
+    // One request may have failed the whole batch: each gets a second chance of its own.
     return servable->Run(signature, inputs, output_filter, outputs);
   }
   *outputs = std::move(batch->answers[place]);
@@ -172,7 +172,7 @@ Status Batcher::RunBatch(Servable* servable, const Signature& signature,
   for (const auto& [alias, first] : *batch->requests[0]) {
     std::vector<tensorflow::Tensor> parts;
     for (const Servable::Tensors* request : batch->requests) parts.push_back(request->at(alias));
-    // Filled up with copies of a row that the model is known to take.
+    // Padded with copies of a row that the model accepts.
     for (int64_t i = batch->rows; i < rows; ++i) parts.push_back(first.Slice(0, 1));
     if (parts.size() == 1) {
       joined[alias] = parts[0];
@@ -188,7 +188,7 @@ Status Batcher::RunBatch(Servable* servable, const Signature& signature,
   if (rows > batch->rows) sizes.push_back(rows - batch->rows);
   std::vector<Servable::Tensors> answers(batch->requests.size());
   for (const auto& [alias, tensor] : answer) {
-    // Not one row of output per row of input: it cannot be divided.
+    // Outputs without a row for each input row cannot be divided.
     if (tensor.dims() == 0 || tensor.dim_size(0) != rows) return Status();
     std::vector<tensorflow::Tensor> parts;
     const Status split = FromTensorFlow(tensorflow::tensor::Split(tensor, sizes, &parts));

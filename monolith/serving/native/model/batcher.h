@@ -1,8 +1,8 @@
-// Several requests in one run of a session.
+// Joins several requests into one run of a session.
 //
-// The first request of a batch leads it: it waits until the batch is full, or its time is up, and
-// for a place among the runs; then it runs the batch and wakes the others. There are no threads
-// beside those of the requests.
+// The first request of a batch leads it. It waits until the batch is full or its time is up, then
+// for a place among the runs; it runs the batch and wakes the others. Only threads of requests are
+// used.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_BATCHER_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_BATCHER_H_
 
@@ -26,7 +26,7 @@ struct BatchingSettings {
   // Most rows in a batch; a larger request runs alone.
   int64_t max_batch_size = 1000;
   std::chrono::microseconds timeout{0};
-  // Further ones are refused with UNAVAILABLE.
+  // More batches are refused with UNAVAILABLE.
   int64_t max_enqueued_batches = 10;
   // How many batches run at a time.
   int64_t num_threads = 4;
@@ -34,7 +34,7 @@ struct BatchingSettings {
   std::vector<int64_t> allowed_sizes;
 };
 
-// Refuses what cannot be.
+// Checks the settings.
 Status MakeBatchingSettings(const api::BatchingParameters& parameters, BatchingSettings* settings);
 
 // Thread-safe.
@@ -42,8 +42,8 @@ class Batcher {
  public:
   explicit Batcher(const BatchingSettings& settings) : settings_(settings) {}
 
-  // As Servable::Run, together with other requests where that is possible: all inputs have the same
-  // number of rows, and the signature promises outputs of any number of rows.
+  // Like Servable::Run, but together with other requests if all inputs have the same number of rows
+  // and the signature has outputs of any number of rows.
   Status Run(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
              const std::vector<std::string>& output_filter, Servable::Tensors* outputs);
 
@@ -54,7 +54,7 @@ class Batcher {
     int64_t rows = 0;
     bool closed = false;
     bool done = false;
-    // One for each request; empty if the batch could not be run or divided.
+    // One result for each request; empty if the batch could not be run or divided.
     std::vector<Servable::Tensors> answers;
   };
 

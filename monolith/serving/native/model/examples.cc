@@ -21,7 +21,7 @@ using tensorflow::protobuf::internal::WireFormatLite;
 using tensorflow::protobuf::io::CodedInputStream;
 
 constexpr size_t kMaxExamples = 100'000;
-// The most that a class or value of an answer takes as a message, beside its label.
+// The largest size of a class or value in an answer, without its label.
 constexpr int64_t kResultBytes = 80;
 
 constexpr char kClasses[] = "classes";
@@ -36,8 +36,8 @@ Status NoMemoryForExamples() {
   return Status(Code::kResourceExhausted, "the tensors of all requests take too much memory");
 }
 
-// Calls `take(field, bytes)` for each field of bytes; what is of another type is skipped. Returns
-// false if `message` is none, or `take` does.
+// Calls `take(field, bytes)` for each field of bytes; other fields are skipped. Returns false if
+// `message` is malformed, or if `take` does.
 template <typename Take>
 bool VisitFields(std::string_view message, Take take) {
   CodedInputStream stream(reinterpret_cast<const uint8_t*>(message.data()),
@@ -128,7 +128,7 @@ Status ExampleRunner::SetExamples(const Examples& examples) {
       tensorflow::TensorShape({static_cast<int64_t>(examples.examples.size())}));
   auto elements = tensor.flat<tensorflow::tstring>();
   for (size_t i = 0; i < examples.examples.size(); ++i) {
-    // Messages one after the other are one message, in which the last feature of a name counts.
+    // Concatenated messages are one message, in which the last feature of a name counts.
     tensorflow::tstring& element = elements(static_cast<int64_t>(i));
     element.append(examples.context.data(), examples.context.size());
     element.append(examples.examples[i].data(), examples.examples[i].size());

@@ -19,7 +19,7 @@ namespace serving {
 inline constexpr char kClassifyMethod[] = "tensorflow/serving/classify";
 inline constexpr char kRegressMethod[] = "tensorflow/serving/regress";
 
-// The examples of a request. Each begins with what all have in common.
+// The examples of a request, each preceded by the context that all share.
 struct Examples {
   std::string_view context;
   std::vector<std::string_view> examples;
@@ -31,12 +31,12 @@ Status ReadExamples(std::string_view input, Examples* examples);
 // Runs signatures of one model on the examples of one request.
 class ExampleRunner {
  public:
-  // `lease` counts what the examples and answers take. None of them is owned.
+  // `lease` counts the memory of examples and answers. The arguments are not owned.
   ExampleRunner(Servable* servable, const PredictLimits& limits, const Runner& runner,
                 MemoryLease* lease)
       : servable_(servable), limits_(limits), runner_(runner), lease_(lease) {}
 
-  // Makes the tensor that every run feeds.
+  // Makes the input tensor of every run.
   Status SetExamples(const Examples& examples);
 
   // Finds a signature, "" for serving_default. Refuses one that is not of the method: with

@@ -34,7 +34,7 @@ Status Damaged(const std::string& what) { return Status(Code::kDataLoss, what); 
 // "a:0" is the tensor of node "a".
 std::string NodeOf(const std::string& tensor) { return tensor.substr(0, tensor.find(':')); }
 
-// Adds nodes with names that nobody has.
+// Adds nodes with unique names.
 class Builder {
  public:
   explicit Builder(MetaGraphDef* meta_graph) : graph_(*meta_graph->mutable_graph_def()) {

@@ -1,4 +1,4 @@
-// Adds to a graph, beside its signatures, what keeps its tables and variables new.
+// Adds the ops that update tables and variables to the graph of a served model.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_FOLLOWED_GRAPH_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_FOLLOWED_GRAPH_H_
 
@@ -31,7 +31,7 @@ Status AddRowLogNodes(const std::string& name, tensorflow::MetaGraphDef* meta_gr
 
 // One variable, or one partition of a variable.
 struct DenseVariable {
-  // Name, type and shape are those of the whole variable; what is fed may be more than the
+  // Name, type and shape are those of the whole variable; the fed tensor may be larger than the
   // partition.
   std::string name;
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
@@ -39,7 +39,7 @@ struct DenseVariable {
   std::string feed;
 };
 
-// Names of what sets all variables in one run.
+// Names of the tensors and ops that set all variables in one run.
 struct DenseNodes {
   std::vector<DenseVariable> variables;
   std::string assign;

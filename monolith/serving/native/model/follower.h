@@ -1,4 +1,4 @@
-// Keeps a loaded model as new as the training that it comes from.
+// Keeps a loaded model up to date with its training.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_FOLLOWER_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_FOLLOWER_H_
 
@@ -10,13 +10,13 @@
 namespace monolith {
 namespace serving {
 
-// One figure of a follower, for metrics.
+// A metric of a follower.
 struct FollowerSample {
   // The metric's name; without `_total` for a counter.
   std::string name;
   // One sentence.
   const char* meaning;
-  // The part of the log that it is about.
+  // The part of the log that it describes.
   int64_t shard;
   double value;
   // Whether it only grows.
@@ -28,18 +28,18 @@ class Follower {
  public:
   virtual ~Follower() = default;
 
-  // Begins; `on_change` is called, from other threads, when one of the two below has changed.
+  // Starts. Other threads call `on_change` when one of the two values below changes.
   virtual void Start(std::function<void()> on_change) = 0;
 
   // Whether the model may answer.
   virtual bool is_caught_up() const = 0;
 
-  // Why it is not caught up, or cannot go on; empty while all is well.
+  // The reason why it is behind or cannot go on; empty while all is well.
   virtual std::string reason() const = 0;
 
   virtual std::vector<FollowerSample> Samples() const = 0;
 
-  // Ends it; when it returns, the model is not changed any more, and nothing is called.
+  // Stops it. Once this returns, the model no longer changes, and `on_change` is not called.
   virtual void Close() = 0;
 };
 

@@ -15,7 +15,7 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// The most versions that a status tells of: a server that lives for months sees thousands.
+// The most versions in a status: a server that runs for months sees thousands.
 constexpr size_t kMaxEndedVersions = 16;
 constexpr size_t kMaxRemovedModels = 64;
 constexpr std::chrono::milliseconds kUnloadCheck(20);
@@ -41,7 +41,7 @@ void RunForEach(size_t count, int64_t num_threads, const Function& function) {
     try {
       threads.emplace_back(work);
     } catch (const std::system_error&) {
-      break;  // Those that could be made do the work of all.
+      break;  // If threads cannot be created, the others do their work.
     }
   }
   work();
@@ -60,7 +60,7 @@ ModelManager::~ModelManager() {
   }
   wake_.notify_all();
   thread_.join();
-  // Followers call this manager: they end while it is whole, and without its lock.
+  // Followers call this manager, so they end before its members, and without its lock.
   std::vector<std::shared_ptr<Servable>> loaded;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -157,7 +157,7 @@ bool ModelManager::IsLoading() const {
       if (version.catching_up != nullptr) return true;
       const auto path = model.wanted.find(numbered.first);
       if (model.removed || path == model.wanted.end()) return false;
-      // One that is wanted again is loaded as soon as it is unloaded.
+      // A version that is wanted again is loaded once it is unloaded.
       return version.state == api::ModelVersionStatus::LOADING ||
              version.state == api::ModelVersionStatus::UNLOADING ||
              LoadTime(version, path->second) == Clock::time_point::min();
@@ -232,7 +232,7 @@ void ModelManager::Work() {
         wake_.wait_for(lock, kUnloadCheck);
         lock.unlock();
         waits_for_requests = UnloadRetired();
-        // One that was wanted again before it was unloaded can be loaded now.
+        // A version that was wanted again before it was unloaded can be loaded now.
         next = std::min(next_look, NextLoadTime());
         lock.lock();
       } else if (next == kNever) {
@@ -271,7 +271,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
     for (const int64_t number : WantedVersions(config.model_version_policy(), paths)) {
       wanted[number] = paths[number];
     }
-    // Not under the lock, for which requests wait: a file system may take its time.
+    // Without the lock, for which requests wait: a file system may be slow.
     for (const int64_t number : FailedVersions(name)) {
       if (wanted.count(number) > 0) fingerprints[number] = Fingerprint(wanted[number]);
     }
@@ -298,7 +298,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
       if (LoadTime(version, path) <= Clock::now()) to_load.push_back(number);
     }
   }
-  // The newest first: it is what most requests ask for.
+  // The newest first, which most requests ask for.
   for (auto it = to_load.rbegin(); it != to_load.rend(); ++it) {
     LoadVersion(name, config.base_path(), *it, wanted[*it]);
     settings_.on_change();
@@ -308,7 +308,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   const auto found = models_.find(name);
   if (found == models_.end() || found->second.removed) return;
   std::map<int64_t, Version>& versions = found->second.versions;
-  // Old versions go on until a new one serves; where the folder was emptied, for good.
+  // Old versions serve until a new one does; if the folder was emptied, they stay.
   const bool new_serves = std::any_of(wanted.begin(), wanted.end(), [&](const auto& item) {
     return versions[item.first].state == api::ModelVersionStatus::AVAILABLE;
   });
@@ -316,7 +316,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   for (auto it = versions.end(); it != versions.begin();) {
     --it;
     if (wanted.count(it->first) > 0) continue;
-    // One that never answered is not missed.
+    // No request can miss a version that never answered.
     if (it->second.state == api::ModelVersionStatus::LOADING && it->second.catching_up != nullptr) {
       Retire(name, it->first, &it->second);
     }
@@ -347,7 +347,7 @@ Clock::time_point ModelManager::LoadTime(const Version& version, const std::stri
     case api::ModelVersionStatus::UNLOADING:
       return kNever;
     case api::ModelVersionStatus::AVAILABLE:
-      // Its folder may be another one now, and what is there may have failed to load.
+      // Its folder may have been replaced, and the new one may have failed to load.
       if (version.path == path && version.status.ok()) return kNever;
       break;
     default:
@@ -422,7 +422,7 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
   }
   version.catching_up = servable;
   version.note = follower->reason();
-  // Not under the lock: it may call at once. `servable` lives until this function ends.
+  // Without the lock, as it may call back at once. `servable` lives until this function ends.
   lock.unlock();
   follower->Start(
       [this, name, number, loaded = servable.get()] { NoteProgress(name, number, loaded); });
@@ -600,7 +600,7 @@ ModelManager::Counts ModelManager::counts() const {
       if (version.state != api::ModelVersionStatus::END || !version.status.ok()) {
         counts.versions.emplace_back(name, number, version.state);
       }
-      // One that answers tells more than a newer one that does not.
+      // A version that answers says more than a newer one that does not.
       if (version.servable != nullptr) newest = version.servable.get();
       if (version.catching_up != nullptr && !answers) newest = version.catching_up.get();
       answers = answers || version.servable != nullptr;

@@ -1,4 +1,4 @@
-// Learns from runs how much the outputs of a model take, so that memory is reserved before a run.
+// Learns the sizes of a model's outputs from its runs, so that memory can be reserved before a run.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_OUTPUT_SIZES_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_OUTPUT_SIZES_H_
 
@@ -16,9 +16,8 @@ namespace serving {
 // by powers of two. Thread-safe.
 class OutputSizes {
  public:
-  // Returns how much the outputs of inputs of this size are expected to take. Inputs of a
-  // size that has not come yet have outputs as large as themselves, once as a tensor and once as a
-  // message.
+  // Returns the expected size of the outputs for inputs of this size. For a new size it is that of
+  // the inputs, once as tensors and once as messages.
   int64_t Expect(const std::string& signature, int64_t input_bytes) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = sizes_.find(signature);
@@ -26,11 +25,11 @@ class OutputSizes {
     return known > 0 ? known : 2 * input_bytes;
   }
 
-  // Takes in what a run gave. The signature is one of the model's: there are not many.
+  // Records the result of a run. The signature is one of the model's: there are not many.
   void Learn(const std::string& signature, int64_t input_bytes, int64_t output_bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t& known = sizes_[signature][ClassOf(input_bytes)];
-    // One that was larger than all others is forgotten after some dozens of runs.
+    // An unusually large one is forgotten after some dozens of runs.
     known = std::max(output_bytes, known - known / 16);
   }
 

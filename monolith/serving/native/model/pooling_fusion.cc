@@ -51,7 +51,7 @@ class Fusion {
     std::map<std::tuple<std::string, int64_t, std::string>, std::vector<Member>> groups;
     for (const Member& member : members_) {
       const std::string& name = member.node->name();
-      // Nobody runs a node that no signature needs.
+      // A node that no signature needs never runs.
       if (signatures_[name].empty()) continue;
       groups[{member.node->device(), levels_[name], signatures_[name]}].push_back(member);
     }
@@ -134,7 +134,7 @@ class Fusion {
     }
   }
 
-  // Notes for each member which signatures need it: others may leave the inputs of some unfed.
+  // Records the signatures that need each member: others may leave inputs of some unfed.
   void FindSignatures() {
     std::map<std::string, const tensorflow::SignatureDef*> sorted;
     for (const auto& [name, signature] : meta_graph_.signature_def()) sorted[name] = &signature;

@@ -22,29 +22,29 @@ using tensorflow::protobuf::io::CodedInputStream;
 
 // The memory of a protobuf string of a repeated field, beside its bytes.
 constexpr int64_t kRepeatedStringBytes = 48;
-// The memory of a field of bytes that protobuf does not know, and keeps, beside its bytes.
+// The memory that protobuf takes for an unknown field of bytes, beside its bytes.
 constexpr int64_t kUnknownFieldBytes = 64;
 constexpr int64_t kMaxShapeBytes = 64 << 10;
 constexpr int64_t kInlineStringBytes = 22;
 constexpr int64_t kHuge = int64_t{1} << 60;
-// A number as text, with what a growing string has beyond its end.
+// A number as text, with the spare capacity of a growing string.
 constexpr int64_t kJsonNumberBytes = 32;
 
 Status Refuse(const std::string& alias, const std::string& what) {
   return Status(Code::kInvalidArgument, "input '" + alias + "' " + what);
 }
 
-// The claims of a TensorProto about itself, read without making one.
+// The sizes that a TensorProto claims, read without making one.
 struct Claim {
   int type = 0;
   tensorflow::TensorShapeProto shape;
   // The sum over all shapes, which are merged.
   int64_t shape_bytes = 0;
-  // Elements that are given, if they are strings, what they take, and the last one.
+  // The number of given elements; of strings, their size and that of the last one.
   int64_t num_strings = 0;
   int64_t string_bytes = 0;
   int64_t last_string_bytes = 0;
-  // The most that the message takes when it is parsed.
+  // The most memory that the parsed message takes.
   int64_t message_bytes = 0;
 };
 
@@ -84,7 +84,7 @@ bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
     return true;
   }
   if (!stream->ReadVarint32(&size)) return false;
-  // None of these can be sent, and protobuf reads past the end of what is torn inside of one.
+  // None of these can be sent, and protobuf reads past the end of a truncated one.
   if (field == tensorflow::TensorProto::kResourceHandleValFieldNumber ||
       field == tensorflow::TensorProto::kVariantValFieldNumber) {
     return false;
@@ -129,7 +129,7 @@ int64_t CountElements(const tensorflow::TensorShape& shape) {
   return count;
 }
 
-// Gives what the tensor takes. Refuses one that is no tensor, or takes more than `max_bytes`.
+// Computes the size of the tensor. Refuses a malformed one, or one of more than `max_bytes`.
 Status MeasureTensor(const std::string& alias, const std::string& serialized, int64_t max_bytes,
                      int64_t* bytes, int64_t* message_bytes) {
   Claim claim;
@@ -173,7 +173,7 @@ Status ParseTensor(const std::string& alias, const std::string& serialized,
   return Status();
 }
 
-// Returns what outputs take, once as tensors and once as messages, or as JSON.
+// Returns the size of outputs, once as tensors and once as messages or JSON.
 int64_t OutputBytes(const Servable::Tensors& outputs, AnswerKind kind) {
   int64_t bytes = 0;
   for (const auto& [alias, tensor] : outputs) {
@@ -189,8 +189,8 @@ int64_t OutputBytes(const Servable::Tensors& outputs, AnswerKind kind) {
   return bytes;
 }
 
-// Returns how much a run may reserve: what is expected, but not so much more than outputs of a new
-// size that it could never run, as one large answer would make all others look large.
+// Returns the memory to reserve for a run: the expected size, but limited for a new size, as after
+// one large answer all others would look too large to run.
 int64_t ReservedBytes(Servable* servable, const Signature& signature, const MemoryLease& lease) {
   const int64_t held = lease.bytes();
   const int64_t expected = servable->output_sizes()->Expect(signature.name(), held);
@@ -244,7 +244,7 @@ Status RunDirectly(Servable* servable, const Signature& signature, const Servabl
 Status Predict(Servable* servable, const Signature& signature, const api::PredictRequest& request,
                const PredictLimits& limits, const Runner& runner, MemoryLease* lease,
                api::PredictResponse* response) {
-  // Names first: what is missing says more than what is wrong with the rest.
+  // Names first: a missing input explains more than an error in another one.
   std::vector<std::string> names;
   for (const auto& [alias, serialized] : request.inputs()) names.push_back(alias);
   Status status = signature.CheckInputNames(names);

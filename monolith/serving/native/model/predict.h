@@ -1,4 +1,4 @@
-// A PredictRequest run on a servable.
+// Runs a PredictRequest on a servable.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_PREDICT_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_PREDICT_H_
 
@@ -20,11 +20,11 @@ struct PredictLimits {
   // Limits all inputs of a request, with the heap of long strings. A few bytes may name a shape of
   // any size, with one value for all of it.
   int64_t max_tensor_bytes = 256 << 20;
-  // Shared by the tensors and answers of all requests that are under way; null bounds nothing.
+  // Shared by the tensors and answers of all requests under way; null for no bound.
   std::shared_ptr<MemoryBudget> budget;
 };
 
-// Returns what strings of `size` bytes take as elements of a tensor.
+// Returns the memory of a string of `size` bytes as an element of a tensor.
 int64_t StringElementBytes(int64_t size);
 
 // Runs a signature now, as Servable::Run, or together with other requests.
@@ -43,16 +43,16 @@ Status Predict(Servable* servable, const Signature& signature, const api::Predic
                const PredictLimits& limits, const Runner& runner, MemoryLease* lease,
                api::PredictResponse* response);
 
-// Says how many bytes the inputs take as tensors, without making them, and how many the largest one
-// takes beside them as a message while its tensor is made; the error names the input.
+// Computes the size of the inputs as tensors without making them, and that of the largest one as a
+// message, which exists while its tensor is made. The error names the input.
 Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
                      int64_t* tensor_bytes, int64_t* message_bytes);
 
-// The form that outputs are sent in.
+// The format of the answer.
 enum class AnswerKind { kMessage, kJson };
 
-// Runs a signature. `lease` has what the inputs take; what the outputs take beside, as tensors and
-// as an answer, is reserved before, as far as it is known, and counted afterwards.
+// Runs a signature. `lease` counts the inputs already. The outputs, as tensors and as an answer,
+// are reserved as expected before the run, and counted afterwards.
 Status RunCounted(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
                   const std::vector<std::string>& output_filter, const Runner& runner,
                   AnswerKind kind, MemoryLease* lease, Servable::Tensors* outputs);

@@ -1,4 +1,4 @@
-// Lets many threads run a model, or one change it while none does.
+// Lets many threads run a model, or one thread change it.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_RUN_GATE_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_RUN_GATE_H_
 
@@ -9,8 +9,8 @@
 namespace monolith {
 namespace serving {
 
-// For std::shared_lock and std::unique_lock. A std::shared_mutex would not do: where it lets
-// readers in before a writer that waits, one that changes the model waits as long as requests come.
+// For std::shared_lock and std::unique_lock. A std::shared_mutex may prefer readers over a waiting
+// writer, who would then wait as long as requests come.
 class RunGate {
  public:
   void lock_shared() {
@@ -48,7 +48,7 @@ class RunGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t running_ = 0;
-  // Those that wait, and the one that changes the model.
+  // The writers that wait, and the one that changes the model.
   int64_t writers_ = 0;
   bool changing_ = false;
 };

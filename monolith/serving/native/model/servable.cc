@@ -32,7 +32,7 @@ namespace {
 
 constexpr char kDefaultSignature[] = "serving_default";
 
-// A request may choose any subset of the outputs; those used most are few.
+// A request may choose any subset of the outputs, but few subsets are used.
 constexpr size_t kMaxCallables = 256;
 
 // Runs are called short from this number on, if the slowest of late took no longer than
@@ -69,10 +69,10 @@ std::string KeyOf(const Signature& signature, const std::set<std::string>& outpu
 // is noted again.
 class Pace {
  public:
-  // Remembers the slowest run, and forgets it gradually.
+  // Remembers the slowest run, and gradually forgets it.
   void Note(std::chrono::nanoseconds time) {
     const int64_t runs = runs_.load(std::memory_order_relaxed);
-    // The first one makes things ready.
+    // The first run includes initialization.
     if (runs > 0) {
       const int64_t slowest = slowest_.load(std::memory_order_relaxed);
       slowest_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
@@ -189,7 +189,7 @@ class Servable::Impl {
   }
 
  private:
-  // These two do what LoadSavedModel does, with the graph rewritten before the session is made.
+  // These two do the work of LoadSavedModel, but rewrite the graph before the session is made.
   Status ReadGraph(const std::string& path, const std::unordered_set<std::string>& tags) {
     tensorflow::MetaGraphDef* meta_graph = &bundle_.meta_graph_def;
     Status status =
@@ -201,7 +201,7 @@ class Servable::Impl {
     return settings_.follows_logs ? AddFollowers(path, meta_graph) : Status();
   }
 
-  // Adds what the logs need that the export names.
+  // Adds the ops for the logs that the export names.
   Status AddFollowers(const std::string& path, tensorflow::MetaGraphDef* meta_graph) {
     std::optional<SyncState> rows;
     std::optional<SyncState> dense;

@@ -39,7 +39,8 @@ void Acceptor::OnEvents(uint32_t) {
     FileDescriptor socket = Accept(listener_.get());
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE) {
-        // The waiting connection keeps the listener readable: look away until something closed.
+        // A waiting connection keeps the listener readable: stop watching it until a connection
+        // closes.
         LogWarning("Out of file descriptors: new connections wait");
         loop_->Modify(key_, listener_.get(), 0);
       }

@@ -1,4 +1,4 @@
-// Listens on a port and owns the connections that come.
+// Listens on a port and owns the accepted connections.
 #ifndef MONOLITH_SERVING_NATIVE_NET_ACCEPTOR_H_
 #define MONOLITH_SERVING_NATIVE_NET_ACCEPTOR_H_
 
@@ -26,10 +26,10 @@ class Acceptor : public EventHandler {
 
   void OnEvents(uint32_t events) override;
 
-  // Tells all connections that answers which clients watch may be others.
+  // Tells all connections that watched answers may have changed.
   void NoteChange();
 
-  // Takes no more connections, and lets those that are open finish.
+  // Accepts no more connections, and lets open ones finish.
   void Shutdown();
   int64_t num_connections() const { return static_cast<int64_t>(connections_.size()); }
 

@@ -17,7 +17,7 @@ constexpr size_t kReadBytes = 256 << 10;
 // So that one busy peer does not keep the others waiting.
 constexpr int kMaxReadsPerEvent = 8;
 constexpr size_t kOutputBytes = 256 << 10;
-// A connection keeps so much memory for what it sends, and less when it has nothing to send.
+// A connection keeps this much memory for output, and less when it has none.
 constexpr size_t kKeptBytes = 1 << 20;
 constexpr size_t kIdleBytes = 16 << 10;
 
@@ -43,7 +43,7 @@ void Connection::OnEvents(uint32_t events) {
   const std::shared_ptr<Connection> keep = shared_from_this();
   if (events & EPOLLOUT) Flush();
   if (closed_ || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
-  // The kernel would report this again and again, and nobody is there for an answer.
+  // The kernel would report this forever, and no peer is left to answer.
   if (!TakesInput() && (events & (EPOLLHUP | EPOLLERR)) != 0) return Close();
   Read();
 }

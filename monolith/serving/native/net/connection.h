@@ -1,4 +1,4 @@
-// A socket with buffered output; subclasses are the protocols.
+// A socket with buffered output; subclasses implement protocols.
 //
 // Lives in the thread of one event loop.
 #ifndef MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_
@@ -29,23 +29,23 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   // Everything passes through `cipher`, which may be null. Before Start.
   void SetCipher(std::unique_ptr<StreamCipher> cipher) { cipher_ = std::move(cipher); }
 
-  // Begins to wait for events. `on_close` runs once, later, in the loop's thread: it lets go of the
+  // Begins to wait for events. `on_close` runs once, later, in the loop's thread, and releases the
   // connection. Returns false if the kernel refuses.
   bool Start(std::function<void()> on_close);
 
   void OnEvents(uint32_t events) override;
 
-  // Called about once a second; closes what takes too long.
+  // Called about once a second; closes connections that take too long.
   virtual void OnTick(Clock::time_point now) = 0;
-  // Called when answers that a client watches may be others.
+  // Called when watched answers may have changed.
   virtual void OnChange() {}
-  // Finish what is under way, take nothing new, close.
+  // Finishes the requests under way, accepts no new ones, and closes.
   virtual void Shutdown() = 0;
 
  protected:
   enum class Next { kGoOn, kCloseWhenWritten, kCloseNow };
 
-  // Takes what came. `size` is at least 1.
+  // Takes input. `size` is at least 1.
   virtual Next Consume(const char* data, size_t size) = 0;
   // Appends the next output, if there is any, at most about `room` bytes.
   virtual Next Produce(std::string* output, size_t room) = 0;
@@ -55,19 +55,19 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   // Whether input is read while output waits. A protocol that does so must bound the output that
   // input causes; two of one kind that do not would wait for each other.
   virtual bool ReadsWhileWriting() const { return false; }
-  // Whether input has a place to go. What the peer sends meanwhile waits in the kernel.
+  // Whether input is accepted. What the peer sends meanwhile waits in the kernel.
   virtual bool TakesInput() const { return true; }
-  // The socket was closed, by whichever side.
+  // The socket was closed by either side.
   virtual void OnClosed() {}
 
-  // Writes what Produce gives until there is nothing or the socket is full.
+  // Writes the output of Produce until there is none or the socket is full.
   void Flush();
   void Close();
 
   bool closed() const { return closed_; }
   EventLoop* loop() const { return loop_; }
   int socket() const { return socket_.get(); }
-  // Whether the peer is behind with reading, and since when nothing could be written.
+  // Whether output waits for the peer, and since when nothing could be written.
   bool output_waits() const { return written_ < output_.size(); }
   Clock::time_point last_write() const { return last_write_; }
 

@@ -15,7 +15,8 @@ namespace {
 
 constexpr uint64_t kWakeKey = 0;
 constexpr int kMaxEvents = 256;
-// Work that posted work posts runs at once, this many times: then sockets have their turn.
+// Posted work may post more work, which runs at once for this many rounds before sockets have their
+// turn.
 constexpr int kMaxPostedRounds = 4;
 
 }  // namespace
@@ -69,7 +70,7 @@ void EventLoop::Post(std::function<void()> work) {
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The loop's own thread looks before it waits.
+    // The loop's own thread checks for work before it waits.
     wake = posted_.empty() && runner_.load(std::memory_order_relaxed) != std::this_thread::get_id();
     posted_.push_back(std::move(work));
   }

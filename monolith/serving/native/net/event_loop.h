@@ -1,6 +1,6 @@
 // One thread that waits for sockets, timers and closures of other threads (epoll).
 //
-// All methods except Post and Stop belong to the loop's thread, or to a time when it does not run.
+// Call all methods except Post and Stop in the loop's thread, or while the loop does not run.
 #ifndef MONOLITH_SERVING_NATIVE_NET_EVENT_LOOP_H_
 #define MONOLITH_SERVING_NATIVE_NET_EVENT_LOOP_H_
 
@@ -50,7 +50,7 @@ class EventLoop {
   // Calls `handler` for `events` of `fd` until Remove. Returns a key, 0 if the kernel refuses.
   uint64_t Add(int fd, uint32_t events, EventHandler* handler);
   void Modify(uint64_t key, int fd, uint32_t events);
-  // No call of the handler comes after this, not even for events that are waiting already.
+  // The handler is not called after this, not even for events that are waiting already.
   void Remove(uint64_t key, int fd);
 
   using Timer = std::pair<Clock::time_point, uint64_t>;

@@ -9,9 +9,9 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// Empty lines before a request are allowed, but not without end.
+// Empty lines before a request are allowed, up to a limit.
 constexpr int64_t kMaxEmptyBytes = 16;
-// Sizes of chunks, their extensions and trailers may take so much more than the body they frame.
+// Chunk sizes, extensions and trailers may take this much more than the body.
 constexpr int64_t kMaxFramingBytes = 64 << 10;
 constexpr int64_t kChunkFramingBytes = 5;
 
@@ -167,7 +167,7 @@ HttpParser::Result HttpParser::Parse(std::string_view input, size_t* taken) {
   *taken = input.size();
   if (error != HPE_OK) return RefuseAsRead(error);
   if (state_ != State::kHeader) return Result::kNeedsMore;
-  // Spaces before a value are counted nowhere else.
+  // Spaces before a value are not counted elsewhere.
   raw_header_bytes_ += static_cast<int64_t>(size);
   if (raw_header_bytes_ <= 2 * max_header_bytes_) return Result::kNeedsMore;
   CountHeader(static_cast<size_t>(raw_header_bytes_));
@@ -236,7 +236,7 @@ int HttpParser::EndHeader() {
   }
   request_.method = llhttp_method_name(static_cast<llhttp_method_t>(parser_.method));
   request_.keep_alive = !is_1_0 && llhttp_should_keep_alive(&parser_) != 0;
-  // Nothing else than HTTP/1.1 is spoken here, whatever a client offers.
+  // Only HTTP/1.1 is spoken here, whatever a client offers.
   parser_.upgrade = 0;
   state_ = State::kBody;
   return 0;
@@ -252,7 +252,7 @@ int HttpParser::BeginChunk() {
 int HttpParser::TakeBody(const char* data, size_t size) {
   std::string& body = request_.body;
   if (body.size() + size > body.capacity() && (parser_.flags & F_CHUNKED) == 0) {
-    // As long as it becomes, but not before it comes: `content_length` is what is left of it.
+    // Reserved as the body arrives, not when it is announced: `content_length` is the rest of it.
     const size_t left = static_cast<size_t>(parser_.content_length);
     body.reserve(std::min(body.size() + size + left, 2 * (body.size() + size)));
   }

@@ -22,15 +22,15 @@ struct HttpRequest {
   std::string path;
   std::string body;
   bool keep_alive = true;
-  // True when nobody waits for the answer any more.
+  // True once the client no longer waits for the answer.
   std::shared_ptr<std::atomic<bool>> cancelled;
   // Counts the body until the request is answered.
   MemoryLease lease;
 };
 
 // Reads one request after the other, in time that is linear in the bytes. llhttp refuses what
-// proxies understand in different ways: bare line feeds, folded headers, two lengths. This refuses
-// what costs more than it brings: long headers, bodies and trailers, and bodies of tiny chunks.
+// proxies understand in different ways: bare line feeds, folded headers, two lengths. This class
+// refuses what costs too much: long headers, bodies and trailers, and bodies of tiny chunks.
 class HttpParser {
  public:
   HttpParser(int64_t max_header_bytes, int64_t max_body_bytes);
@@ -50,12 +50,12 @@ class HttpParser {
   int refusal() const { return refusal_; }
   const std::string& reason() const { return reason_; }
 
-  // Whether a request has begun, and whether its header was read and the body is waited for.
+  // Whether a request has begun, and whether only its body is missing.
   bool in_request() const { return state_ != State::kIdle; }
   bool in_body() const { return state_ == State::kBody; }
   // Returns the memory that the request takes so far.
   int64_t body_bytes() const { return static_cast<int64_t>(request_.body.capacity()); }
-  // Forgets the request, for one that is not read to its end.
+  // Drops a request that is not read to its end.
   void Drop() { FreeText(&request_.body); }
   // Returns true once for a client that waits for "100 Continue".
   bool TakeExpectation();

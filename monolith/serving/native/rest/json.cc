@@ -43,7 +43,7 @@ std::string ShortestNumber(Float value) {
   char buffer[64];
   const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
   std::string text(buffer, result.ptr);
-  // So that a reader takes it for a float, as the model has it.
+  // So that a reader takes it for a float, which it is.
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
 }

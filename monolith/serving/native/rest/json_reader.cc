@@ -18,7 +18,7 @@ constexpr int kMaxDepth = 64;
 constexpr unsigned kParseFlags =
     rapidjson::kParseValidateEncodingFlag | rapidjson::kParseNumbersAsStringsFlag;
 
-// RapidJSON's own allocator does not look whether there is memory.
+// RapidJSON's own allocator does not check for failure.
 class JsonAllocator {
  public:
   static const bool kNeedFree = true;
@@ -66,7 +66,7 @@ class Handler {
     --depth_;
     return visitor_->EndArray();
   }
-  // Numbers come as they are written.
+  // Numbers arrive as text.
   bool Int(int) { return false; }
   bool Uint(unsigned) { return false; }
   bool Int64(int64_t) { return false; }

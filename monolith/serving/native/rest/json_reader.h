@@ -10,8 +10,8 @@
 namespace monolith {
 namespace serving {
 
-// Is told of every piece of a text, in order. A method that returns false ends the reading; error()
-// then says why.
+// Receives every piece of a text in order. A method that returns false ends the reading; error()
+// then has the reason.
 class JsonVisitor {
  public:
   virtual ~JsonVisitor() = default;
@@ -32,15 +32,15 @@ class JsonVisitor {
 };
 
 // Reads one JSON text as RFC 8259 has it. An error says at which byte. Numbers that a double cannot
-// hold, texts that are not UTF-8, and values nested deeper than 64 are errors, too. Keys that are
-// there twice are the visitor's business.
+// hold, texts that are not UTF-8, and values nested deeper than 64 are errors, too. Repeated keys
+// are left to the visitor.
 Status VisitJson(std::string_view text, JsonVisitor* visitor);
 
 struct JsonNumberValue {
   enum class Kind { kInteger, kUnsigned, kFloat };
 
   Kind kind = Kind::kInteger;
-  // An integer that fits 64 bits keeps all of them: ids have 64.
+  // An integer of 64 bits keeps all of them, as ids need.
   int64_t integer = 0;
   uint64_t unsigned_integer = 0;
   // Set for all kinds.

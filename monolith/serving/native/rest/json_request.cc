@@ -31,7 +31,7 @@ constexpr std::string_view kBase64Key = "b64";
 
 Status Invalid(const std::string& text) { return Status(Code::kInvalidArgument, text); }
 
-// A value that is not a list.
+// A value other than a list.
 struct Leaf {
   enum class Kind { kNull, kBoolean, kNumber, kString, kBase64 };
 
@@ -136,7 +136,7 @@ class FallibleVisitor : public JsonVisitor {
   Status error_;
 };
 
-// Finds what a body asks for. Everything else is skipped.
+// Reads the signature and the kind of a body; skips everything else.
 class OutlineVisitor : public FallibleVisitor {
  public:
   bool Null() override { return Value(); }
@@ -200,8 +200,7 @@ struct Column {
   void* data = nullptr;
 };
 
-// Reads instances or inputs into columns: once to measure them, then, when the tensors are there,
-// once more to fill them.
+// Reads instances or inputs into columns, twice: first to measure them, then to fill the tensors.
 class ColumnVisitor : public FallibleVisitor {
  public:
   ColumnVisitor(const tensorflow::SignatureDef& signature, bool stacked) : stacked_(stacked) {
@@ -222,7 +221,7 @@ class ColumnVisitor : public FallibleVisitor {
 
   std::map<std::string, Column, std::less<>>* columns() { return &columns_; }
   int64_t num_rows() const { return num_rows_; }
-  // Names of inputs that the signature has not, as many as an error quotes.
+  // Unknown names of inputs, as many as an error quotes.
   const std::set<std::string>& surplus() const { return surplus_; }
 
   bool Null() override { return TakeLeaf(Leaf()); }
@@ -434,7 +433,7 @@ class ColumnVisitor : public FallibleVisitor {
   Column* column_ = nullptr;
   std::vector<int64_t> counts_;
   Bytes bytes_ = Bytes::kNone;
-  // Names that the signature has not, and the place of their values.
+  // Unknown names, and the place of their values.
   std::set<std::string> surplus_;
   Column skipped_;
   const std::string skipped_name_;
@@ -445,7 +444,7 @@ Status MakeTensor(const std::string& name, bool stacked, Column* column) {
   tensorflow::TensorShape shape;
   std::vector<int64_t> dimensions;
   if (stacked) dimensions.push_back(column->rows);
-  // A list that is empty everywhere hides the sizes below it.
+  // Lists that are all empty hide the sizes below them.
   for (int i = 0; i < column->rank; ++i) {
     dimensions.push_back(std::max<int64_t>(0, column->sizes[i]));
   }

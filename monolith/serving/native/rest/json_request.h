@@ -20,7 +20,7 @@ namespace monolith {
 namespace serving {
 
 struct JsonRequest {
-  // One of the model; null before it is parsed.
+  // The model's signature; null before parsing.
   const Signature* signature = nullptr;
   Servable::Tensors inputs;
   // How many instances it has; -1 if it names `inputs`.

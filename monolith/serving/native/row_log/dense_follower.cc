@@ -17,7 +17,7 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// An error quotes no more names.
+// The most names that an error quotes.
 constexpr size_t kMaxNamed = 16;
 
 Status Poisoned(const std::string& why) { return Status(Code::kInvalidArgument, why); }
@@ -93,7 +93,7 @@ Status DenseFollower::Handle(bool, std::string_view value) {
   realtime::DenseSet chunk;
   Status status = ParseChunk(value, &chunk);
   if (!status.ok()) return status;
-  // An export that was made before the first set knows no epoch, only its own step.
+  // An export made before the first set has no epoch, only its own step.
   const std::pair<int64_t, int64_t> newest(epoch_, version_);
   if (std::pair<int64_t, int64_t>(epoch_ > 0 ? chunk.epoch() : 0, chunk.version()) <= newest) {
     return Status();

@@ -1,4 +1,4 @@
-// Keeps the dense variables of a served model as new as the sets that training publishes.
+// Keeps the dense variables of a served model equal to the newest set that training published.
 #ifndef MONOLITH_SERVING_NATIVE_ROW_LOG_DENSE_FOLLOWER_H_
 #define MONOLITH_SERVING_NATIVE_ROW_LOG_DENSE_FOLLOWER_H_
 
@@ -25,8 +25,7 @@ class DenseFollower : public LogHandler {
   DenseFollower(std::string servers, const SyncState& state,
                 std::chrono::duration<double> interval);
 
-  // Binds it to a model that has dense_nodes, which outlives it; requests go through a gate from
-  // now on.
+  // Binds it to a model with dense_nodes, which must outlive it. Requests pass a gate from now on.
   Status Open(Servable* servable);
 
   LogFollower* log() { return &log_; }
@@ -34,7 +33,7 @@ class DenseFollower : public LogHandler {
   void AddSamples(std::vector<FollowerSample>* samples) const;
 
   Status Handle(bool is_new, std::string_view value) override;
-  // Any set is whole: one that is gone is made up for by the next.
+  // Every set is complete in itself, so the next one makes up for a lost one.
   bool GoesOnAfterGap(bool) const override { return true; }
 
  private:
@@ -47,7 +46,7 @@ class DenseFollower : public LogHandler {
   RunGate* gate_ = nullptr;
   // Writer of the newest set.
   int64_t epoch_;
-  // The set that is not complete: epoch, version and number of chunks; tensors by chunk.
+  // The incomplete set: epoch, version and number of chunks; tensors by chunk.
   std::tuple<int64_t, int64_t, int32_t> number_{0, 0, 0};
   std::map<int32_t, std::vector<std::pair<std::string, std::string>>> chunks_;
   // Step of the newest set, and how many were assigned.

@@ -109,7 +109,7 @@ Status LogFollower::Follow(PartitionReader* reader) {
         &end, &is_gone);
     if (!status.ok()) return status;
     if (is_gone) {
-      // The bounds say what to do.
+      // The next call looks at the bounds.
       LogWarning("offset " + std::to_string(next_offset_) + " of " + name_ + " does not come");
       return Status();
     }
@@ -131,7 +131,7 @@ Status LogFollower::Handle(int64_t offset, std::string_view value) {
   }
   if (status.code == Code::kResourceExhausted) return status;
   if (!status.ok()) {
-    // Whatever a message can do, the next one may be all right.
+    // The next message may be fine.
     ++skipped_;
     LogError("Skipped the message at offset " + std::to_string(offset) + " of " + name_ + ": " +
              status.message);
@@ -175,7 +175,7 @@ void LogFollower::Say(const std::string& reason, bool quietly) {
 }
 
 void LogFollower::Sleep(std::chrono::duration<double> time) {
-  // A time that does not fit into the clock's numbers is as good as endless.
+  // A time beyond the range of the clock means forever.
   constexpr std::chrono::hours kLongest(24 * 365);
   const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::min<std::chrono::duration<double>>(time, kLongest));

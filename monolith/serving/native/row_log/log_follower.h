@@ -2,8 +2,8 @@
 //
 //   start -> behind -> caught up -> ... -> closed
 //
-// A thread of its own does it. Nothing that a broker or a message does ends it: it says why it
-// cannot go on, and tries again.
+// It runs in a thread of its own, which no fault of a broker or a message ends: it reports the
+// reason and tries again.
 #ifndef MONOLITH_SERVING_NATIVE_ROW_LOG_LOG_FOLLOWER_H_
 #define MONOLITH_SERVING_NATIVE_ROW_LOG_LOG_FOLLOWER_H_
 
@@ -37,7 +37,7 @@ class LogHandler {
   // is short, and the message is to come again. Any other error: the message is left out.
   virtual Status Handle(bool is_new, std::string_view value) = 0;
 
-  // Whether to read from the oldest message on although the position is gone.
+  // Whether to go on with the oldest message when the position is gone.
   virtual bool GoesOnAfterGap(bool is_caught_up) const = 0;
 };
 
@@ -55,17 +55,17 @@ class LogFollower {
 
   // Begins to read. `on_change` is called from the thread when one of the two below has changed.
   void Start(std::function<void()> on_change);
-  // Stops reading; when it returns, nothing is applied any more.
+  // Stops reading. Once this returns, no more messages are applied.
   void Close();
 
   // Whether everything that was in the log at the start is applied.
   bool is_caught_up() const;
-  // Why it does not go on, or how far it is; empty while it follows.
+  // The reason why it is stuck, or its progress; empty while it follows.
   std::string reason() const;
 
-  // Messages behind the end of the partition, as last heard.
+  // Messages between the position and the last known end of the partition.
   int64_t lag() const { return lag_; }
-  // Messages that were left out.
+  // Messages that were skipped.
   int64_t skipped() const { return skipped_; }
   // How often messages were gone before they were read.
   int64_t lost() const { return lost_; }
@@ -89,7 +89,8 @@ class LogFollower {
 
   // The thread's own.
   int64_t next_offset_;
-  // The end as it was at the start: what is behind it comes while we serve. -1: not known yet.
+  // The end of the partition at the start: later messages are applied while the model serves. -1 if
+  // not known yet.
   int64_t target_ = -1;
 
   std::atomic<int64_t> lag_{0};

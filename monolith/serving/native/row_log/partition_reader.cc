@@ -21,7 +21,7 @@ using kafka::RdKafkaApi;
 constexpr int kAnswerMs = 2000;
 constexpr int kMaxQuestions = 5;
 constexpr size_t kErrorTextSize = 512;
-// Lines come without end while a broker is away.
+// librdkafka logs without end while a broker is away.
 constexpr std::chrono::seconds kLogInterval(60);
 
 // Comma-joined `host:port=version` of brokers.
@@ -76,7 +76,7 @@ void OnLog(const kafka::rd_kafka_t*, int, const char* facility, const char* text
   LogWarning(std::string("Kafka: ") + facility + ": " + text);
 }
 
-// Errors that matter come with what fails because of them.
+// Calls that fail report the errors that matter.
 void OnError(kafka::rd_kafka_t*, int, const char*, void*) {}
 
 }  // namespace
@@ -100,11 +100,11 @@ Status PartitionReader::Open() {
   Status status = FindKafkaClient(&api_);
   if (!status.ok()) return status;
   std::map<std::string, std::string> settings = {
-      // A name is wanted even where nothing is committed.
+      // A group is required although nothing is committed.
       {"group.id", "monolith-reader"},
       {"enable.auto.commit", "false"},
       {"enable.auto.offset.store", "false"},
-      // A position that is gone is for the caller to decide on.
+      // The caller decides about a position that is gone.
       {"auto.offset.reset", "error"},
       {"enable.partition.eof", "true"},
       {"fetch.wait.max.ms", "50"},

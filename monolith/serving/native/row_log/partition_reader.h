@@ -15,14 +15,14 @@
 namespace monolith {
 namespace serving {
 
-// Finds the client library; the error says where it was looked for. It stays loaded.
+// Loads the client library, which stays loaded; the error lists where it was looked for.
 Status FindKafkaClient(const kafka::RdKafkaApi** api);
 
 // A client of one partition, for one thread.
 class PartitionReader {
  public:
   PartitionReader(std::string servers, std::string topic, int32_t partition);
-  // Leaves the brokers.
+  // Closes the connections to the brokers.
   ~PartitionReader();
 
   PartitionReader(const PartitionReader&) = delete;
@@ -34,7 +34,7 @@ class PartitionReader {
   // such partition. Gives up early when `stopping`.
   Status Bounds(const std::atomic<bool>& stopping, int64_t* low, int64_t* high);
 
-  // Lets Read go on at an offset.
+  // Makes Read go on at an offset.
   Status Seek(int64_t offset);
 
   // Takes a message. An error ends Read.
@@ -46,7 +46,7 @@ class PartitionReader {
   Status Read(int64_t max_messages, std::chrono::milliseconds wait, const Handle& handle,
               int64_t* num_read, int64_t* end, bool* is_gone);
 
-  // Returns the end of the partition as the last answer told it, -1 if none has; asks nobody.
+  // Returns the end of the partition in the last answer, -1 if there was none; sends no request.
   int64_t KnownEnd() const;
 
  private:

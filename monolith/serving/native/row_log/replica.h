@@ -11,8 +11,8 @@
 namespace monolith {
 namespace serving {
 
-// Gives a model that was loaded from `path`, with `follows_logs`, what keeps it new; not started.
-// It gets none if its export names no log. Once it has caught up, changes may wait for `interval`.
+// Attaches a follower, not started, to a model loaded from `path` with `follows_logs`; none if its
+// export names no log. Once it has caught up, changes may wait for `interval`.
 Status SetReplica(const std::string& path, const std::string& servers,
                   std::chrono::duration<double> interval, Servable* servable);
 

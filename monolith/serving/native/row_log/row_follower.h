@@ -1,7 +1,7 @@
 // Keeps the tables of a served model equal to those of a parameter server.
 //
-// Messages are applied in the order of the log; what is repeated, torn or older changes nothing.
-// Where the writer says what its tables are after a batch, the replica's are compared.
+// Messages are applied in the order of the log; repeated, torn and older ones change nothing. Where
+// the writer gives the digests of its tables after a batch, those of the replica are compared.
 #ifndef MONOLITH_SERVING_NATIVE_ROW_LOG_ROW_FOLLOWER_H_
 #define MONOLITH_SERVING_NATIVE_ROW_LOG_ROW_FOLLOWER_H_
 
@@ -31,7 +31,7 @@ class RowFollower : public LogHandler {
     int64_t seq = 0;
     int64_t newest_event_time = 0;
     int64_t batches = 0;
-    // Set or deleted.
+    // Rows set or deleted.
     int64_t rows = 0;
     // Batches whose predecessor was not applied.
     int64_t gaps = 0;
@@ -43,7 +43,7 @@ class RowFollower : public LogHandler {
 
   RowFollower(std::string servers, const SyncState& state, std::chrono::duration<double> interval);
 
-  // Binds it to the tables of a model that has row_log_nodes, which outlives it. Reads all rows.
+  // Binds it to the tables of a model with row_log_nodes, which must outlive it. Reads all rows.
   Status Open(Servable* servable);
 
   LogFollower* log() { return &log_; }
@@ -60,7 +60,7 @@ class RowFollower : public LogHandler {
   const SyncState state_;
   std::unique_ptr<SessionCall> apply_;
   std::unique_ptr<SessionCall> digests_;
-  // How many batches were applied when the end of the log at the start was met.
+  // The number of batches applied when the log's end at the start was reached.
   std::optional<int64_t> batches_at_start_;
   mutable std::mutex mutex_;
   Applied applied_;

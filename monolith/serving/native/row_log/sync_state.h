@@ -1,4 +1,4 @@
-// Where in a log an exported model is: what `assets.extra` says about it.
+// The position of an exported model in a log, which `assets.extra` records.
 #ifndef MONOLITH_SERVING_NATIVE_ROW_LOG_SYNC_STATE_H_
 #define MONOLITH_SERVING_NATIVE_ROW_LOG_SYNC_STATE_H_
 
