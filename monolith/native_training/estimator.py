@@ -1,4 +1,4 @@
-"""Train, evaluate, predict with and export a model in a few lines.
+"""Trains, evaluates and exports a model, and predicts with it, in a few lines.
 
   est = Estimator(MyTask.params(), RunConfig(is_local=True, model_dir="model"))
   est.train(steps=100)
@@ -6,17 +6,16 @@
   with import_saved_model("model/exported_models/entry") as infer:
     infer(serialized_examples)
 
-`ModeKeys`, `ServingInputReceiver` and its like, `PredictOutput` and its like and
-`WarmStartSettings` are those of `graph_estimator`, which is here too, as `RunConfig`,
-`EstimatorSpec` and `Estimator` have other meanings there.
+`ModeKeys`, `WarmStartSettings` and the classes of receivers and export outputs are those of
+`graph_estimator`. That module is published here as well, as its `RunConfig`, `EstimatorSpec` and
+`Estimator` are other classes than those of this module.
 
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
-configuration. A program that takes flags must parse them before it makes a configuration; a program
-or notebook without any need not.
+configuration. A program with flags must parse them before it makes a configuration.
 
-Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` reads the data
-of its mode and returns metrics in a local run, a task that is already made can be given as well,
-and predictions need no parameter servers.
+Differences from ByteDance's Monolith: `predict` returns the predictions; `evaluate` reads the data
+of its mode and returns metrics in a local run; a task object is accepted in place of params;
+predictions need no parameter servers.
 
 The file is long because every way to run a model is a method of one public class.
 """
@@ -109,11 +108,11 @@ _EVAL = graph_estimator.ModeKeys.EVAL
 
 @dataclasses.dataclass
 class RunConfig:
-  """The part of a `RunnerConfig` that most programs need.
+  """The fields of `RunnerConfig` that most programs need.
 
-  A field at its default does not override a flag: in particular `max_retry_times` and
-  `retry_wait_in_secs` keep `RunnerConfig`'s defaults unless they are set to other values than
-  these, and so does `partial_recovery`. A default that is given and loses is named in a warning.
+  A field at its default does not override a flag. In particular `max_retry_times`,
+  `retry_wait_in_secs` and `partial_recovery` have the defaults of `RunnerConfig` unless they are
+  set to values other than those here. A warning names a default that was given and has no effect.
   """
 
   is_local: bool = False
@@ -154,14 +153,14 @@ class RunConfig:
   save_summary_steps: int = 100
   log_step_count_steps: int = 100
 
-  # Not a field: the names that the constructor was given.
+  # Not a field: the names of the constructor's arguments.
   _given: ClassVar[frozenset[str]] = frozenset()
 
   def __new__(cls, *args: Any, **kwargs: Any) -> RunConfig:
     config = super().__new__(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     given = frozenset((*names[: len(args)], *kwargs))
-    # All of them are given to copies, which say nothing of what the author wrote.
+    # Copies get all fields as arguments, whatever the author wrote.
     if len(given) < len(names):
       config.__dict__["_given"] = given
     return config
@@ -175,9 +174,9 @@ class RunConfig:
     return cls(**json.loads(text))
 
   def to_runner_config(self) -> RunnerConfig:
-    """Returns the complete configuration: what was set here, else flags, else defaults.
+    """Returns the complete configuration: values set here, else flags, else defaults.
 
-    Embeddings are prefetched and their gradients pushed asynchronously, unless a GPU trains.
+    Embeddings are prefetched and their gradients pushed asynchronously, unless training uses a GPU.
     """
     given = (
       "restore_dir", "restore_ckpt", "model_dir", "enable_fused_layout", "enable_model_dump",
@@ -204,7 +203,7 @@ class RunConfig:
     return conf
 
   def _warn_of_lost_defaults(self, conf: RunnerConfig) -> None:
-    """Names what the constructor was given, but did not hand on as it equals the default here."""
+    """Returns the names of given values that have no effect, as they equal the defaults here."""
     lost = [
       f"{field.name} = {field.default!r} (it is {getattr(conf, field.name)!r})"
       for field in dataclasses.fields(self)
@@ -225,7 +224,7 @@ class Estimator:
   Args:
     model: params of a `NativeTask`, or a task.
     conf: how to run it.
-    warm_start_from: what `graph_estimator.Estimator` takes, for `predict` and inspection.
+    warm_start_from: as for `graph_estimator.Estimator`, for `predict` and inspection.
 
   Raises:
     AssertionError: a parameter server in realtime training has no `bzid` or `base_name`.
@@ -237,7 +236,7 @@ class Estimator:
     conf = self._runner_conf
     if self._local_profiling and not conf.is_local:
       logging.warning("enable_local_profiling has no effect: this is no local run.")
-    # A task that cannot be made again by itself can be by its params.
+    # A task that cannot be copied can be made again from its params.
     is_plain_task = isinstance(model, native_task.NativeTask) and not _has_instantiate(model)
     self._model = model.p if is_plain_task else model
     self._warm_start_from = warm_start_from
@@ -313,32 +312,31 @@ class Estimator:
     metric: str | None = None,
     resume_data: bool | None = None,
   ) -> dict[str, float] | None:
-    """Trains, until a limit or the end of the data.
+    """Trains until a limit or the end of the data.
 
-    A limit that is not given is that of the task, `train.steps` or `train.max_steps`.
+    The default limits are those of the task, `train.steps` and `train.max_steps`.
 
     Args:
-      steps: how many steps, in a local run; elsewhere it has no effect, as workers share a count.
-      max_steps: the global step to stop at; of two limits, local runs take `steps`.
-      hooks: for the session.
-      eval_every: steps between two checkpoints that are evaluated, as the last one is; for local
-        runs.
+      steps: the number of steps of a local run; has no effect elsewhere, as workers share a count.
+      max_steps: the global step to stop at; local runs prefer `steps` if both are given.
+      hooks: hooks of the session.
+      eval_every: steps between evaluations, in local runs; the last checkpoint is evaluated, too.
         Each evaluation prints a line to standard error.
-      eval_steps: how many batches each one reads, at most; by default `eval.steps` of the task.
-      early_stopping: stop after this many evaluations in a row that are no better than the best.
+      eval_steps: the most batches of an evaluation; by default `eval.steps` of the task.
+      early_stopping: stop after this many evaluations in a row without a new best one.
       keep_best: keep the checkpoint of the best evaluation in `<model_dir>/best`.
-      metric: what tells better from worse, one of those that `evaluate` returns; by default `auc`,
-        or `loss` for a model that has none. Of names that end in `loss`, `mse`, `mae` or `error`
-        less is better.
+      metric: the metric to compare by, one of those that `evaluate` returns; by default `auc`, or
+        `loss` if there is none. If its name ends in `loss`, `mse`, `mae` or `error`, less is
+        better.
       resume_data: whether a local run goes on in its data where the last one in the folder has
-        stopped. By default if it is the same data, not yet read to its end: new data, and data
-        that was read, is read from its start. Workers of a cluster go on in the same data.
+        stopped. By default it does if the data is the same and was not read to its end; otherwise
+        data is read from its start. Workers of a cluster go on in the same data.
 
     Returns:
       With `eval_every` the metrics of the best evaluation, as `train_and_evaluate` does.
 
     Raises:
-      ValueError: evaluations are asked for in a run that is not local, without saying how often, or
+      ValueError: evaluations are requested in a run that is not local, without an interval, or
         together with `save_checkpoints_secs`.
     """
     listener = self._create_listener(eval_every, eval_steps, early_stopping, keep_best, metric)
@@ -364,7 +362,7 @@ class Estimator:
     end.
 
     Returns:
-      Name -> value of each metric; `global_step` says which checkpoint has them.
+      The value of each metric by name; `global_step` identifies the checkpoint.
     """
     listener = self._create_listener(
       _ONLY_AT_END if eval_every is None else eval_every,
@@ -395,7 +393,7 @@ class Estimator:
     keep_best: bool,
     metric: str | None,
   ) -> evaluation.EvaluationListener | None:
-    """Returns what evaluates while training; `None` if that is not asked for."""
+    """Returns the listener that evaluates while training; `None` if that is not requested."""
     if eval_every is None:
       options = {"early_stopping": early_stopping, "keep_best": keep_best or None, "metric": metric}
       given = {name: value for name, value in options.items() if value is not None}
@@ -433,19 +431,19 @@ class Estimator:
   def evaluate(
     self, steps: int | None = None, hooks: Hooks | None = None
   ) -> dict[str, float] | None:
-    """Evaluates the newest checkpoint on the data of mode `eval`, until a limit or its end.
+    """Evaluates the newest checkpoint on the data of mode `eval`.
 
     Args:
-      steps: how many batches, at most; `eval.steps` of the task by default.
-      hooks: for the session.
+      steps: the most batches; `eval.steps` of the task by default.
+      hooks: hooks of the session.
 
     Returns:
-      Name -> value: `loss`, the mean per example; for each head with a label `auc`,
-      `log_loss` and `calibration`, or `mse` and `mae` if it is no classification (with several
-      heads `<head>_auc` and so on); what the model gave to `add_metric`, or a task in its
-      `eval_metric_ops`; `global_step`. The same is written to `<model_dir>/eval` for TensorBoard.
-      On a cluster the first worker, or rank, gets the loss and the metrics of heads of a
-      `MonolithModel` over the examples that all workers have read; the others, and servers, `None`.
+      The value of each metric by name: `loss`, the mean per example; for each head with a label
+      `auc`, `log_loss` and `calibration`, or `mse` and `mae` if it is not a classification (with
+      several heads `<head>_auc` and so on); the metrics of the model's `add_metric` or the task's
+      `eval_metric_ops`; `global_step`. They are also written to `<model_dir>/eval` for
+      TensorBoard. On a cluster the first worker, or rank, gets the loss and the metrics of heads
+      of a `MonolithModel` over the examples of all workers; the others, and servers, get `None`.
 
     Raises:
       ValueError: there is no checkpoint.
@@ -467,7 +465,7 @@ class Estimator:
     conf = self._runner_conf
     shared_dir = self.model_dir
     if conf.enable_full_sync_training and not conf.merge_sync_training_ckpt:
-      # In its own folder no rank would find what the others have counted.
+      # In a folder of its own, no rank would find the counts of the others.
       shared_dir = distribution_utils.get_shared_dir(self.model_dir, conf.index)
     return evaluation_metrics.Place(shared_dir, conf.index, conf.num_workers)
 
@@ -481,7 +479,7 @@ class Estimator:
     return evaluation.Evaluator(model, self._runner_conf, self.model_dir, self._get_collected())
 
   def _get_collected(self) -> dict[str, dry_run.CollectedFeatures]:
-    """Returns what remembers the dry run: an evaluation needs no other one than the training.
+    """Returns the storage of the dry run, which training and evaluation share.
 
     A model that was changed in between declares its features again.
     """
@@ -535,7 +533,7 @@ class Estimator:
       )
     try:
       if conf.is_local:
-        # The task's steps must not hide the limit that was given.
+        # The task's steps must not override the given limit.
         by_max_steps = params.train.steps is None or (steps is None and max_steps is not None)
         self._run_local(conf, model, by_max_steps, hooks, listener, resume_data)
       elif conf.enable_full_sync_training:
@@ -578,7 +576,7 @@ class Estimator:
 
   def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:
     with monolith_discovery(self._runner_conf) as discovery:
-      # The discovery may know which process this is.
+      # The discovery may know the role of this process.
       conf.server_type, conf.index = self._runner_conf.server_type, self._runner_conf.index
       if conf.enable_gpu_training:
         device_utils.enable_gpu_training()
@@ -604,10 +602,10 @@ class Estimator:
     checkpoint_path: str | None = None,
     yield_single_examples: bool = True,
   ) -> Iterator[Any]:
-    """Returns the predictions for the task's data, computed as they are asked for.
+    """Returns an iterator over the predictions for the task's data.
 
-    Arguments as in `graph_estimator.Estimator.predict`; without `checkpoint_path` the newest
-    checkpoint is read.
+    Arguments are those of `graph_estimator.Estimator.predict`; the default of `checkpoint_path` is
+    the newest checkpoint.
 
     Raises:
       ValueError: there is no checkpoint.
@@ -640,7 +638,7 @@ class Estimator:
     *,
     self_contained: bool = True,
   ) -> ExportPath | dict[str, ExportPath]:
-    """Exports the newest checkpoint, as the task's serving params say.
+    """Exports the newest checkpoint according to the task's serving params.
 
     Args:
       batch_size: the size of the task's batches while its features are collected.
@@ -652,10 +650,10 @@ class Estimator:
         `serving.shared_embedding` says so.
 
     Returns:
-      The folder of the model, a text; with several, graph name -> folder.
+      The folder of the model; with several graphs, their folders by name.
 
     Raises:
-      ValueError: the model does not say what it is fed.
+      ValueError: the model has no `serving_input_receiver_fn`.
     """
     model = copy.deepcopy(self._model)
     params = _params_of(model)
@@ -720,7 +718,7 @@ class Estimator:
     conf = copy.copy(self._runner_conf)
     conf.mode = graph_estimator.ModeKeys.PREDICT
     conf.server_type = "worker"
-    # There are no servers to ask: this process reads what they have saved.
+    # There are no servers: this process reads their files.
     conf.num_ps = 0
     training = CpuTraining(
       conf, model.instantiate(), collected=self._get_collected().get("features")
@@ -746,13 +744,13 @@ class ExportPath(str):
   """The folder of an export."""
 
   def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Returns the path, for programs that know it as bytes."""
+    """Returns the path as text, for programs that expect bytes."""
     del encoding, errors
     return str(self)
 
 
 class _StopAfterRunsHook(tf.compat.v1.train.SessionRunHook):
-  """Ends an evaluation, whose global step may stand still, after this many batches."""
+  """Ends an evaluation after this many batches: its global step may stand still."""
 
   def __init__(self, runs: int):
     self._left = runs
@@ -770,7 +768,7 @@ class _StopAfterRunsHook(tf.compat.v1.train.SessionRunHook):
 def _set_limits(
   train: hyperparams.Params, mode: str, steps: int | None, max_steps: int | None
 ) -> None:
-  """Lets the limits that a caller gave, and no others, win over those of the task."""
+  """Makes the limits that a caller gave win over those of the task."""
   if mode == _EVAL:
     # The task's limits are those of its training, which may have reached them.
     train.steps = train.max_steps = None
@@ -801,17 +799,17 @@ def import_saved_model(
   output_name: str | Sequence[str] | None = "output",
   signature: str | None = None,
 ) -> Iterator[Callable[[Any], dict[str, np.ndarray]]]:
-  """Loads an exported model as long as the `with` block lasts.
+  """Loads an exported model for the length of a `with` block.
 
   Args:
     saved_model_path: the folder of a version, or the one above, whose largest version is taken.
     input_name: name of the signature's input, or names.
-    output_name: name of the output, or names; nothing for all of them.
-    signature: `serving_default` by default.
+    output_name: name of the output, or names; by default all of them.
+    signature: name of the signature.
 
   Yields:
-    A function of what to feed, or with several inputs of a dict name -> array, that returns output
-    name -> array.
+    A function that takes the input, or a dict of several by name, and returns a dict of outputs by
+    name.
 
   Raises:
     RuntimeError: the folder has no version.
@@ -853,7 +851,7 @@ def _find_version(path: str) -> str:
 
 
 def _get(mapping: Any, name: str, what: str) -> Any:
-  # A map of messages makes an empty one for a key that it does not have.
+  # Indexing a map of messages creates missing ones.
   if name not in mapping:
     raise KeyError(f"the model has no {what} {name!r}, but {sorted(mapping)}")
   return mapping[name]

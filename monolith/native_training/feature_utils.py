@@ -4,9 +4,9 @@
 
 Clipping looks at the gradients of this rank only, before they are averaged.
 
-`control_ops` and `dense_opt_ops`, lists of the default graph, tell what a synchronous table has to
-wait for: the gradient exchange starts after the ops of the first (the fused dense all-reduce is on
-its way), the update of its rows after those of the second (dense variables are up to date).
+`control_ops` and `dense_opt_ops`, lists of the default graph, are the ops that a synchronous table
+waits for: the exchange of its gradients starts after the first (the fused dense all-reduce is under
+way), the update of its rows after the second (dense variables are up to date).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monolith.native_training.tables import step_order
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 _OptionalGradient = TypeVar("_OptionalGradient", Gradient, Optional[Gradient])
 
-# How many values of all gradients together a histogram by default counts.
+# The number of values of all gradients together in a default histogram.
 _HISTOGRAM_VALUES = 1 << 14
 
 _GRAPH_LISTS = {
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> list[tf.Operation]:
 
 
 class GradClipType(enum.Enum):
-  """Names a way to make gradients smaller."""
+  """Ways to clip gradients."""
 
   ClipByNorm = 1
   ClipByGlobalNorm = 2
@@ -56,19 +56,19 @@ def allreduce_cond(
 ) -> Sequence[_OptionalGradient]:
   """Averages gradients over all ranks.
 
-  The environment variable `MONOLITH_WITH_ALLREDUCE_FUSION` says how: `one` sends all of them as one
-  buffer, `grouped` hands them over together, else one by one. `MONOLITH_WITH_ALLREDUCE_FP16` sends
-  half precision.
+  The environment variable `MONOLITH_WITH_ALLREDUCE_FUSION` chooses how: `one` sends all of them as
+  one buffer, `grouped` submits them together, any other value one by one.
+  `MONOLITH_WITH_ALLREDUCE_FP16` sends half precision.
 
   Args:
     grads: tensors or slices; `None` stays `None`.
     scale: scalar, multiplies them first.
 
   Returns:
-    As many as there were.
+    The averages, in the same order.
 
   Raises:
-    RuntimeError: the fusion is `multi`, which is no longer there.
+    RuntimeError: the fusion is `multi`, which was removed.
   """
   fusion = os.environ.get("MONOLITH_WITH_ALLREDUCE_FUSION", "")
   if fusion == "multi":
@@ -119,7 +119,7 @@ def _allreduce_kwargs() -> dict[str, Any]:
 
 
 def _can_fuse(grad: Gradient | None) -> bool:
-  # Slices stay slices: as one buffer they would be as large as their variable.
+  # Slices are not fused: as dense tensors they would be as large as their variable.
   return isinstance(grad, tf.Tensor) and grad.dtype == tf.float32
 
 
@@ -152,7 +152,7 @@ def _will_allreduce(use_allreduce: bool) -> bool:
 
 
 class _Target(NamedTuple):
-  """Something the loss is differentiated by.
+  """A variable or embedding that the loss is differentiated by.
 
   Attributes:
     grad: its gradient.
@@ -171,8 +171,8 @@ class _Clipped(NamedTuple):
   Attributes:
     dense: the variables' gradients.
     sparse: the embeddings' gradients.
-    dense_scale: what the dense ones still have to be multiplied by.
-    sparse_scale: what the sparse ones still have to be multiplied by.
+    dense_scale: a factor that is still to be applied to the dense ones.
+    sparse_scale: a factor that is still to be applied to the sparse ones.
   """
 
   dense: list[Gradient]
@@ -208,11 +208,11 @@ def apply_gradients_with_var_optimizer(
   Args:
     ctx: the task's `NativeContext`.
     feature_columns: the columns whose embeddings are trained.
-    var_opt: for the dense variables, except those that have an `optimizer` of their own.
+    var_opt: the optimizer of dense variables without an `optimizer` of their own.
     loss: scalar.
     clip_type: how gradients are clipped; not at all if `clip_norm` is `None`.
-    clip_norm: the limit.
-    global_step: incremented after everything else; `None` for no step.
+    clip_norm: the limit of the norm.
+    global_step: incremented after all updates; `None` to leave it alone.
     grads_and_vars_summary: whether to write summaries of variables and gradients.
     use_allreduce: whether ranks average their dense gradients.
     ue_gradient_check: whether to drop the gradients of targets named in `ue_fc_names`, or called
@@ -256,7 +256,7 @@ def apply_gradients_with_var_optimizer(
       clip_norm,
       sparse_clip_norm,
       warmup=_get_warmup(global_step, sparse_norm_warmup_steps),
-      # Only two numbers are computed instead of all gradients, where a later op multiplies anyway.
+      # If a later op multiplies anyway, two factors are computed instead of all gradients.
       is_deferred=will_allreduce
       and not grads_and_vars_summary
       and not is_fused_layout
@@ -307,7 +307,7 @@ def apply_gradients(
   global_step: tf.Variable | None = None,
   use_allreduce: bool = False,
 ) -> tf.Operation:
-  """Returns the train op of a loss of a fused-layout run, in its short form.
+  """Returns the train op of a loss of a fused-layout run, with fewer options.
 
   Args:
     ctx: the task's `NativeContext`.
@@ -368,7 +368,7 @@ def _compute_gradients(
     names_and_embeddings = [
       (column.feature_name, column.get_all_embeddings_concat()) for column in feature_columns
     ]
-  # By identity: variables and tensors compare by their elements, or not at all.
+  # By identity: variables and tensors may compare element by element.
   embeddings = {id(embedding): (name, embedding) for name, embedding in names_and_embeddings}
   targets = variables + [embedding for _, embedding in embeddings.values()]
   if not targets:
@@ -419,7 +419,7 @@ def _clip(
   warmup: tf.Tensor | None = None,
   is_deferred: bool = False,
 ) -> _Clipped:
-  """Clips gradients, or tells by what they have to be multiplied."""
+  """Clips gradients, or computes the factors that clip them."""
   if clip_norm is None or clip_type == GradClipType.NoClip:
     return _Clipped(dense, sparse)
   if clip_type == GradClipType.ClipByValue:
@@ -486,7 +486,7 @@ def _apply_dense(
   variables: list[tf.Variable],
   weight_decay: float,
 ) -> list[tf.Operation]:
-  """Updates variables, each with its own optimizer or with the common one."""
+  """Updates each variable with its own optimizer or with the common one."""
   grads = _add_weight_decay(grads, variables, weight_decay)
   groups: dict[int, tuple[Any, list[tuple[Any, tf.Variable]]]] = {}
   for grad, var in zip(grads, variables):
@@ -523,7 +523,7 @@ def _add_histogram(name: str, grads: Sequence[Gradient]) -> None:
     values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
     sampled = [tf.cast(tf.reshape(value, [-1])[:size], tf.float32) for value in values]
     together = tf.concat(sampled, axis=0)
-    # The op fails at others; whether gradients may be infinite is not for a drawing to decide.
+    # The op fails for values that are not finite, which is not for a histogram to decide.
     # `boolean_mask` would build ten times as many ops.
     finite = tf.gather_nd(together, tf.where(tf.math.is_finite(together)))
     tf.compat.v1.summary.histogram(name, finite)

@@ -18,12 +18,12 @@
 
   Estimator(Ranking(), RunConfig(is_local=True, model_dir="model")).train(steps=100)
 
-What `entry` and `feature` offer, and the losses of heads, can be imported from here as well.
+The public names of `entry` and `feature` and the losses of heads can be imported from here, too.
 
 Differences from ByteDance's Monolith: losses, hooks and extra outputs belong to the graph they were
-added in, an occurrence threshold that is not given is `default_occurrence_threshold`,
-`share_slot` writes each feature under its own name, and slices whose lookup names no optimizer have
-one that learns under a loss that is a mean. Rough sort is left out.
+added in; the default of an occurrence threshold is `default_occurrence_threshold`; `share_slot`
+writes each feature under its own name; the default optimizer of a slice learns under a loss that is
+a mean. Rough sort is left out.
 
 The file is long because it is one class and its base, whose methods share the state of a graph.
 """
@@ -86,7 +86,7 @@ _PREDICT = graph_estimator.ModeKeys.PREDICT
 
 _DEEP_INSIGHT_OP = "deep_insight_op"
 _SIGNATURE_NAME = "signature_name"
-# Attribute of a graph: what models added to it.
+# Attribute of a graph that holds the parts added by models.
 _GRAPH_STATES = "_monolith_model_states"
 
 _OUT_TYPES = {
@@ -98,7 +98,7 @@ _OUT_TYPES = {
 
 
 class _GraphState:
-  """Holds the parts that a model added to one graph."""
+  """The losses, hooks and outputs that a model added to one graph."""
 
   def __init__(self) -> None:
     self.losses: list[tf.Tensor] = []
@@ -164,7 +164,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     return result
 
   def instantiate(self) -> MonolithBaseModel:
-    """Returns the model: what takes params takes a model as well."""
+    """Returns the model itself, so that it can be given where params are wanted."""
     return self
 
   @property
@@ -187,7 +187,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     """Returns an `EstimatorSpec`, or label, loss and prediction."""
 
   def serving_input_receiver_fn(self) -> graph_estimator.ServingInputReceiver:
-    """Returns what an exported model is fed, and the features it becomes.
+    """Returns the inputs of an exported model, and the features made of them.
 
     A model that is never exported needs none.
     """
@@ -198,7 +198,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   @property
   def _graph_state(self) -> _GraphState:
-    # With the graph, not with the model: it holds the graph's tensors and goes with them.
+    # Kept with the graph, not with the model: it holds tensors of the graph.
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, _GRAPH_STATES):
       setattr(graph, _GRAPH_STATES, weakref.WeakKeyDictionary())
@@ -206,7 +206,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   @property
   def losses(self) -> list[tf.Tensor]:
-    """Returns the terms that are added to the loss, in the default graph."""
+    """Returns the terms that were added to the loss in the default graph."""
     return self._graph_state.losses
 
   @losses.setter
@@ -214,7 +214,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     self._graph_state.losses = list(losses)
 
   def add_loss(self, losses: tf.Tensor | Sequence[tf.Tensor]) -> None:
-    """Adds to the loss that `model_fn` returns."""
+    """Adds a term to the loss that `model_fn` returns."""
     self.losses.extend(losses if isinstance(losses, (list, tuple)) else [losses])
 
   @property
@@ -223,9 +223,9 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     return self._graph_state.training_hooks
 
   def add_training_hook(self, hook: tf.compat.v1.train.SessionRunHook) -> None:
-    """Adds a hook; of those that send metrics, and of those that write them, the first one stays.
+    """Adds a hook, unless it sends or writes metrics and there is one of that kind already.
 
-    Another one would hand on every message again.
+    A second one would repeat every message.
     """
     for kind in (metric_hook.KafkaMetricHook, file_metric_hook.FileMetricHook):
       if isinstance(hook, kind) and any(isinstance(h, kind) for h in self.training_hooks):
@@ -233,12 +233,12 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     self.training_hooks.append(hook)
 
   def add_metric(self, name: str, metric: streaming.Metric | tf.Tensor) -> None:
-    """Adds a number to what `Estimator.evaluate` returns.
+    """Adds a metric to the result of `Estimator.evaluate`.
 
     Args:
       name: its name there and in TensorBoard.
-      metric: a value and its update, as `tf.compat.v1.metrics` has them; or a tensor, one value per
-        example or for the batch, whose mean is taken.
+      metric: a value and its update op, like the result of `tf.compat.v1.metrics`; or a tensor of
+        one value per example or batch, whose mean is computed.
 
     Raises:
       KeyError: the name is taken.
@@ -284,13 +284,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     out_type: str | None,
     shape_list: Sequence[Sequence[int | None]],
   ) -> None:
-    """Declares what a fused layout of that name consists of.
+    """Declares the content of a fused layout.
 
     Args:
       name: the layout's name.
       slice_list: features and slices of their rows.
-      out_type: `concat`, `stack`, `addn`, or anything else for a tensor per slice.
-      shape_list: the tensors' shapes; the first dimension is the batch's, whatever it says.
+      out_type: `concat`, `stack`, `addn`, or another text for a tensor per slice.
+      shape_list: the tensors' shapes; the first dimension is replaced by the batch size.
     """
     config = example_pb2.OutConfig(
       out_type=_OUT_TYPES.get((out_type or "").lower(), example_pb2.OutType.NONE)
@@ -304,7 +304,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     self.layout_dict[name] = config
 
   def is_fused_layout(self) -> bool:
-    """Returns whether embeddings come from fused layouts, as the driver decides."""
+    """Returns whether embeddings come from fused layouts, which the driver decides."""
     return self.ctx.layout_factory is not None
 
   def clean(self) -> None:
@@ -321,7 +321,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     return input_fn
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
-    """Returns a function that makes the receiver; `None` for a model that has none."""
+    """Returns a function that makes the receiver; `None` if the model has none."""
     own = type(self).serving_input_receiver_fn
     if own is MonolithBaseModel.serving_input_receiver_fn:
       return None
@@ -333,18 +333,18 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     return serving_input_receiver_fn
 
   def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
-    """Returns what the driver calls.
+    """Returns the function that the driver calls.
 
-    Its function raises `ValueError` for a mode of the driver other than training and prediction,
-    `AssertionError` if what `model_fn` returns does not fit together, and `Exception` if that is
-    nothing known or brings no optimizer for dense variables.
+    It raises `ValueError` for a mode of the driver other than training and prediction,
+    `AssertionError` if the parts of the result of `model_fn` do not match, and `Exception` if the
+    result has an unknown type or no optimizer for dense variables.
     """
     self.clean()
 
     def model_fn(
       features: dict[str, Any], mode: str, config: Any = None
     ) -> graph_estimator.EstimatorSpec:
-      # It may run again, in another graph.
+      # The function may run again, in another graph.
       self.clean()
       with device_utils.maybe_device_if_allowed("/device:GPU:0"):
         global_step = tf.compat.v1.train.get_or_create_global_step()
@@ -396,7 +396,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     raise ValueError(f"model_fn got mode {mode!r}, want {_TRAIN!r} or {_PREDICT!r}")
 
   def _collect_evaluation(self, outputs: ModelOutputs) -> None:
-    """Leaves what is to be measured in the graph, for a worker that evaluates."""
+    """Stores the metrics to compute in the graph, for a worker that evaluates."""
     heads = tuple(
       EvaluatedHead(head, label, pred, is_class)
       for head, label, pred, is_class in zip(
@@ -413,13 +413,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
   def _eval_spec(
     self, features: dict[str, Any], outputs: ModelOutputs
   ) -> graph_estimator.EstimatorSpec:
-    """Returns what an evaluation measures: each head, and what `add_metric` was given."""
+    """Returns the metrics of an evaluation: those of each head, and those of `add_metric`."""
     metrics = {**model_outputs.eval_metrics(outputs), **self._graph_state.metrics}
     ops = self._metric_ops(features, outputs)
     if self.p.output_path:
       ops.append(self._write_predictions(features, outputs))
     batch_size = tf.shape(outputs.preds[0])[0] if outputs.preds[0].shape.rank else None
-    # The mean loss is updated with every batch, and these run with it.
+    # They run with the mean loss, which is updated with every batch.
     with tf.control_dependencies([op for op in ops if op is not None]):
       loss = tf.identity(shown_loss.per_example(outputs.loss, batch_size), name="eval_loss")
     return graph_estimator.EstimatorSpec(
@@ -451,7 +451,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     )
 
   def _write_predictions(self, features: dict[str, Any], outputs: ModelOutputs) -> tf.Operation:
-    """Appends a line per example to the file of this worker."""
+    """Appends a line per example to this worker's file."""
     fields = [field.strip() for field in (self.p.output_fields or "").split(",")]
     columns = [model_outputs.as_text(features[field]) for field in fields if field]
     order = list(range(len(outputs.preds)))
@@ -552,10 +552,10 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
 
 class MonolithModel(MonolithBaseModel):
-  """A model with sparse features: declares columns, looks slices of their rows up.
+  """A model with sparse features, which declares columns and looks up slices of their rows.
 
   Args:
-    params: those of the class by default.
+    params: the params; by default those of the class.
   """
 
   @classmethod
@@ -578,26 +578,26 @@ class MonolithModel(MonolithBaseModel):
     admit_after: int | None = None,
     expire_after: int | str | None = None,
   ) -> feature.FeatureColumn:
-    """Declares that a feature has rows.
+    """Declares a feature that has rows in a table.
 
     Args:
       feature_name: its name or slot.
       occurrence_threshold: the first batches with an id, this many, only count it; the next one
         makes its row. By default the param `default_occurrence_threshold`.
       expire_time: days after which an unused row expires.
-      max_seq_length: how many of a sequence's first ids are kept apart; 0 if it is no sequence.
-      shared_name: the feature whose rows are used.
+      max_seq_length: for a sequence, the number of its first ids that are kept; 0 otherwise.
+      shared_name: the feature whose rows this one shares.
       combiner: how the ids of an example are pooled: `"reduce_sum"`, `"reduce_mean"`, `"first_n"`
         or an object. By default the sum, or the sequence if `max_seq_length` is not 0.
       admit_after: another name of `occurrence_threshold`.
       expire_after: another way to give `expire_time`: days, or a text such as "30d" or "4w".
 
     Returns:
-      The column, the same one for the same name.
+      The column; later calls with this name return the same one.
 
     Raises:
-      ValueError: a combiner of that name is not known, a sequence has no length, a threshold or
-        an expiry is out of range or given twice, or columns that share rows differ in them.
+      ValueError: the combiner is unknown, a sequence has no length, a threshold or an expiry is out
+        of range or given twice, or differs between columns that share rows.
     """
     name, slot_id = _name_and_slot(feature_name)
     occurrence_threshold, expire_time = feature.resolve_admission(
@@ -629,7 +629,7 @@ class MonolithModel(MonolithBaseModel):
   def _get_fs_conf(
     self, shared_name: str, slot: int | None, occurrence_threshold: int | None, expire_time: int
   ) -> feature.FeatureSlotConfig:
-    """Returns a slot without bias, whose table is where `train.use_gpu_emb_table` says."""
+    """Returns a slot without bias; `train.use_gpu_emb_table` puts its table on the GPU."""
     on_gpu = self.p.train.use_gpu_emb_table
     return feature.FeatureSlotConfig(
       name=shared_name,
@@ -658,26 +658,26 @@ class MonolithModel(MonolithBaseModel):
     Args:
       features: names, slots or columns, all with `slice_dim`; pairs of one of these and its
         dimension, or a dict of them; or groups, lists of slots, all with `slice_dim`.
-      slice_name: features that share rows share the slices of one name as well.
-      slice_dim: each slice's dimension.
+      slice_name: the slice's name; features that share rows share slices of the same name.
+      slice_dim: the dimension of each slice.
       initializer, compressor, learning_rate_fn: the slice's, by default the slot's.
-      optimizer: the slice's; by default Adagrad with a rate of 0.05 that takes gradients of any
-        size, as those of a mean and of a sum.
-      group_out_type: what becomes of a group: `"add_n"` or `"concat"`.
+      optimizer: the slice's; by default Adagrad with a rate of 0.05 and an accumulator near 0, for
+        losses that are means and losses that are sums.
+      group_out_type: how a group is joined: `"add_n"` or `"concat"`.
       out_type: `"concat"`, `"stack"`, both along axis 1, or `"add_n"`; by default a list.
 
     Returns:
       `[batch, dim]` for each feature or group, or one tensor.
 
     Raises:
-      ValueError: `features` is nothing of that kind, or has groups in a fused layout.
+      ValueError: `features` has another form, or has groups in a fused layout.
     """
     names, dims, groups = _names_and_dims(features, slice_dim)
     layout_name = f"{slice_name}_{_md5_of(features)}"
     if self.is_fused_layout():
       if groups is not None:
         raise ValueError("groups of features are not supported in a fused layout")
-      # The tables know the slices of the dry run by the order in which they were added.
+      # Tables identify the slices of the dry run by the order in which they were added.
       for name, dim in zip(names, dims):
         self._get_slice(name, slice_name, dim, initializer, optimizer, compressor, learning_rate_fn)
       factory = self.ctx.layout_factory
@@ -743,16 +743,16 @@ class MonolithModel(MonolithBaseModel):
     variant_type: str = "example",
     suffix: str = "share",
   ) -> dict[str, tf.RaggedTensor] | Callable[[tf.Tensor], tf.Tensor]:
-    """Gives features the rows of other slots.
+    """Moves features to the rows of other slots.
 
     Args:
-      features: parsed ones, which are changed; `None` for samples that are not parsed yet.
-      share_meta: name -> (in place, slot); what is not in place becomes `<name>_<suffix>`.
+      features: parsed features, which are changed; `None` for samples that are not parsed yet.
+      share_meta: name -> (in place, slot); otherwise the result is called `<name>_<suffix>`.
       variant_type: the type of samples that are not parsed yet.
-      suffix: ends the names of what is not in place.
+      suffix: the suffix of features that are not replaced in place.
 
     Returns:
-      The features, or without them a function for `tf.data.Dataset.map`.
+      The features; if `features` is `None`, a function for `tf.data.Dataset.map`.
     """
     share_meta = dict(share_meta or {})
     shared = {
@@ -771,7 +771,7 @@ class MonolithModel(MonolithBaseModel):
 def _check_admission(
   slot: feature.FeatureSlot, name: str, occurrence_threshold: int | None, expire_time: int
 ) -> None:
-  """Refuses limits that rows cannot have, because they were declared with others before."""
+  """Refuses limits that differ from those with which the rows were declared before."""
   has = (slot.occurrence_threshold, slot.expire_time)
   wants = (
     occurrence_threshold or has[0],
@@ -792,11 +792,11 @@ def _name_and_slot(item: str | int | feature.FeatureColumn) -> tuple[str, int | 
 
 
 def _default_optimizer() -> entry.Optimizer:
-  """Returns what runs on slices whose lookup names no optimizer.
+  """Returns the optimizer of slices whose lookup names none.
 
-  A slot's own default, Adagrad with a rate of 0.001 and an accumulator of 1, cannot move rows under
-  a loss that is a mean: gradients are divided by the size of the batch. With an accumulator near 0
-  the size of gradients does not matter.
+  A slot's own default, Adagrad with a rate of 0.001 and an accumulator of 1, hardly moves rows
+  under a loss that is a mean, whose gradients are divided by the batch size. With an accumulator
+  near 0 the size of gradients does not matter.
   """
   return entry.AdagradOptimizer(learning_rate=0.05, initial_accumulator_value=1e-10)
 
@@ -822,7 +822,7 @@ def _make_combiner(
 def _names_and_dims(
   features: Any, slice_dim: int | None
 ) -> tuple[list[Any], list[int], list[int] | None]:
-  """Returns features, dimensions, and, of groups, their sizes."""
+  """Returns the features, their dimensions, and the sizes of groups, if any."""
   error = ValueError(
     f"ValueError for features: features is {features!r} and slice_dim {slice_dim!r}, want a list "
     "of names, slots or columns with a slice_dim; a list of (name, dim); a dict name -> dim; or a "
@@ -853,7 +853,7 @@ def _names_and_dims(
 
 
 def _md5_of(features: Any) -> str:
-  # The name of a column, not its address: it has to be the same in every run of the model function.
+  # The column's name, not its address, which would differ between runs of the model function.
   names = (
     item.feature_name if isinstance(item, feature.FeatureColumn) else str(item) for item in features
   )

@@ -1,9 +1,9 @@
 """Queues between the parts of a training step, so that they run at the same time.
 
-`enqueue_dicts_with_queue_return` cuts a graph in two: what computes the given tensors runs ahead in
-the thread of an `EnqueueHook`, and what uses the result takes it from a queue. `AsyncFunctionMgr`
-does the opposite: a function of the results of this step (a push to parameter servers) runs during
-the next one. Tensors on a GPU travel through a queue of their own that stays there.
+`enqueue_dicts_with_queue_return` cuts a graph in two: the ops that compute the given tensors run
+ahead in the thread of an `EnqueueHook`, and the ops that use them take them from a queue.
+`AsyncFunctionMgr` does the opposite: a function of the results of this step, such as a push to
+parameter servers, runs during the next one. Tensors on a GPU have a queue of their own there.
 """
 
 import threading
@@ -257,7 +257,7 @@ class _MultiFIFOQueue(_QueueBase):
     """
     result = [None] * sum(len(indices) for indices in self._indices)
     for queue, indices, device in zip(self._queues, self._indices, self._devices):
-      # Not where a device function puts ops without one: the elements would go to and fro.
+      # Not where a device function places other ops: the elements would be copied back and forth.
       with tf.device(device):
         tensors = queue.dequeue(gate)
       for i, tensor in zip(indices, tensors):
@@ -335,7 +335,7 @@ def enqueue_dicts_with_queue_return(
 
   Returns:
     The structure with every tensor replaced by the dequeued one, and the queue, which the caller
-    has to fill, for instance with an `EnqueueHook`. With capacity 0 the very `tensors` and `None`.
+    has to fill, for instance with an `EnqueueHook`. With capacity 0, `tensors` itself and `None`.
   """
   if capacity == 0:
     return tensors, None
@@ -346,9 +346,9 @@ def enqueue_dicts_with_queue_return(
 
 
 class RunNeedsOp:
-  """Tells whether a run of a session, as it was asked for, runs an op.
+  """Returns whether a requested run of a session runs an op.
 
-  What no session could run, as a stand-in of a test, counts as if it did.
+  The answer for fetches that no session can run, such as mocks in tests, is yes.
   """
 
   def __init__(self, op: tf.Operation):
@@ -380,9 +380,9 @@ class RunNeedsOp:
 class AsyncPushHook(tf.compat.v1.train.SessionRunHook):
   """Runs ops that consume a queue along with every run of the session but the first.
 
-  The queue is filled by the runs themselves, so the ops of run k work on what run k - 1 left. A run
-  that leaves nothing (one that only reads a variable) is left alone: it would empty the queue, and
-  after a second one like it the ops would wait forever. A queue that another thread fills is
+  The runs themselves fill the queue, so the ops of run k work on the element of run k - 1. A run
+  that adds no element (one that only reads a variable) runs without the ops: it would empty the
+  queue, and after a second one the ops would wait forever. A queue that another thread fills is
   consumed in every run.
   """
 
@@ -402,7 +402,7 @@ class AsyncPushHook(tf.compat.v1.train.SessionRunHook):
 
   @property
   def run_ops(self) -> Any:
-    """Returns what a run has to fetch so that it runs the ops."""
+    """Returns the fetches that make a run run the ops."""
     return self._run_ops
 
   @property
@@ -412,11 +412,11 @@ class AsyncPushHook(tf.compat.v1.train.SessionRunHook):
 
   def begin(self) -> None:
     self._queue_size = self._queue.size()
-    # Before checkpoints are saved: what is in the queue belongs to them.
+    # Before checkpoints are saved: the elements in the queue belong to them.
     idle.register(self._finish, first=True)
 
   def _finish(self, session: tf.compat.v1.Session) -> bool:
-    """Runs the ops for what is in the queue, since the next step may be far."""
+    """Runs the ops for the elements in the queue, as the next step may be far away."""
     self.end(session)
     self._queue_init = False
     return False
@@ -460,11 +460,12 @@ class AsyncFunctionMgr:
     return self._hooks
 
   def wait_for(self, inputs: Sequence[tf.Tensor]) -> None:
-    """Lets functions that are added later start in a step only when these tensors of it are there.
+    """Makes functions that are added later wait in each step for these tensors of the step.
 
-    A step that finds the data at its end is cancelled, with whatever runs beside it: a function
-    that had begun would be done by halves, on some servers and not on others, and its arguments be
-    gone from the queue. One that waits has not begun, and runs at the end of the session.
+    A step that meets the end of the data is cancelled with everything that runs beside it. A
+    function that had started would be left half done, on some servers and not on others, and its
+    arguments would be gone from the queue. One that waits has not started, and runs at the end of
+    the session.
     """
     self._inputs = list(inputs)
 
