@@ -1,5 +1,5 @@
-// A fixed set of threads behind ParallelRunner, for programs without TensorFlow (tests,
-// benchmarks).
+// A fixed set of threads behind ParallelRunner, for programs without TensorFlow: the C interface,
+// tests and benchmarks.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 
