@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
+from absl import logging
 
 from monolith import _tensorflow
 from monolith.keras import saved_rows
@@ -33,8 +34,6 @@ _REFUSED = {
   "gradient_accumulation_steps": "use larger batches, or concatenate indices and values yourself",
   "use_ema": "leave averages out",
 }
-# Step and learning rate of the optimizers that are making a step, by their scopes.
-_read: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, tf.Tensor]] = weakref.WeakKeyDictionary()
 _no_bad_gradients = contextvars.ContextVar("_no_bad_gradients", default=False)
 
 
@@ -56,9 +55,69 @@ class Table(Protocol):
 
   def save(self, path: Any) -> None: ...
   def load(self, path: Any) -> None: ...
+  @staticmethod
   def apply(
-    self, gradient: tf.IndexedSlices, optimizer: Any, step: tf.Tensor, rate: tf.Tensor
+    pairs: Sequence[tuple[Any, tf.IndexedSlices]], optimizer: Any, step: tf.Tensor, rate: tf.Tensor
   ) -> tf.Operation | None: ...
+
+
+class Step:
+  """One step of an optimizer, which hands over gradients of tables one by one.
+
+  Tables are updated together when the last gradient has come. Which one that is tells Keras before:
+  it looks for a variable that takes its own gradient, from the first on, and stops at the first
+  one; then it goes through all of them from the last on. Where it does otherwise, gradients come
+  that were not expected, and their tables are updated at once.
+
+  Args:
+    scope: the scope that the optimizer has opened.
+  """
+
+  def __init__(self, scope: Any):
+    self.optimizer = scope.caller
+    self._last: Rows | None = None
+    self._waiting: list[tuple[Any, tf.IndexedSlices]] = []
+    weakref.finalize(scope, _check_all_came, self._waiting)
+
+  def expect(self, rows: Rows) -> None:
+    """Notes that the optimizer is about to hand over gradients, of these rows as well."""
+    if self._last is None:
+      self._last = rows
+
+  def take(self, rows: Rows, gradient: tf.IndexedSlices | None) -> None:
+    """Takes the gradient of a table, or notes that it has none."""
+    if gradient is not None:
+      self._waiting.append((rows.table, gradient))
+    if self._last is None or self._last is rows:
+      self._last = None
+      self._update()
+
+  def _update(self) -> None:
+    pairs = self._waiting[:]
+    self._waiting.clear()
+    if not pairs:
+      return
+    optimizer = self.optimizer
+    step, rate = tf.identity(optimizer.iterations), tf.identity(optimizer.learning_rate)
+    updated = pairs[0][0].apply(pairs, optimizer, step, rate)
+    if updated is None:
+      return
+    # A step that tables refuse shall not have spoiled the other variables: they are updated with a
+    # rate that is read after this.
+    own = optimizer._learning_rate
+    read = (own if isinstance(own, keras.Variable) else optimizer._iterations).value
+    with tf.control_dependencies([updated]):
+      read.assign_add(tf.zeros([], read.dtype), read_value=False)
+
+
+def _check_all_came(waiting: list[tuple[Any, tf.IndexedSlices]]) -> None:
+  if waiting:
+    names = [table.name for table, _ in waiting]
+    logging.error("A step has ended before the rows of tables %s were updated", names)
+
+
+# By the scopes of optimizers.
+_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 
 
 class Layer(keras.layers.Layer):
@@ -109,7 +168,8 @@ class Rows(keras.Variable):
     Raises:
       ValueError: an optimizer asks that would do something to it which does not reach rows.
     """
-    optimizer = _find_optimizer()
+    step = _find_step()
+    optimizer = None if step is None else step.optimizer
     for name, remedy in _REFUSED.items():
       value = getattr(optimizer, name, None)
       if value:
@@ -117,6 +177,8 @@ class Rows(keras.Variable):
           f"{type(optimizer).__name__} has {name}={value}, which cannot reach the rows of table "
           f"{self.table.name!r}: {remedy.format(value=value)}"
         )
+    if step is not None:
+      step.expect(self)
     return True
 
   @property
@@ -161,15 +223,15 @@ class Rows(keras.Variable):
       ValueError: gradients that are not finite are to be skipped, which the optimizer does not.
       NotImplementedError: an array knows no rows.
     """
-    scope = _find_scope()
-    if scope is None:
+    step = _find_step()
+    if step is None:
       saved_rows.restore(self.table, self.table.name, value)
-    elif value is not None:  # Without a gradient there is nothing to do.
-      self._apply(value, scope)
+    else:
+      step.take(self, None if value is None else self._prepare(value, step.optimizer))
     return value
 
-  def _apply(self, gradient: Any, scope: Any) -> None:
-    optimizer = scope.caller
+  def _prepare(self, gradient: Any, optimizer: Any) -> tf.IndexedSlices:
+    """Returns a gradient after what the optimizer does to each."""
     if not isinstance(gradient, tf.IndexedSlices):
       raise TypeError(
         f"The gradient of table {self.table.name!r} is a {type(gradient).__name__}, want the "
@@ -188,26 +250,23 @@ class Rows(keras.Variable):
       values = tf.clip_by_norm(values, optimizer.clipnorm)
     elif optimizer.clipvalue is not None:
       values = tf.clip_by_value(values, -optimizer.clipvalue, optimizer.clipvalue)
-    if scope not in _read:
-      # Once for all tables: another one would wait for the updates before it, as it reads again
-      # what the last lines here write.
-      _read[scope] = tf.identity(optimizer.iterations), tf.identity(optimizer.learning_rate)
-    slices = tf.IndexedSlices(values, gradient.indices)
-    updated = self.table.apply(slices, optimizer, *_read[scope])
-    if updated is None:
-      return
-    # A step that tables refuse shall not have spoiled the other variables: they are updated with a
-    # rate that is read after this.
-    rate = optimizer._learning_rate
-    read = rate if isinstance(rate, keras.Variable) else optimizer._iterations
-    with tf.control_dependencies([updated]):
-      read.assign_add(tf.zeros_like(read.value))
+    return tf.IndexedSlices(values, gradient.indices)
 
 
 def _find_optimizer() -> Any:
   """Returns the optimizer in whose `apply` or `build` this is called; `None` elsewhere."""
   scope = _find_scope()
   return None if scope is None else scope.caller
+
+
+def _find_step() -> Step | None:
+  """Returns the step of that optimizer."""
+  scope = _find_scope()
+  if scope is None:
+    return None
+  if scope not in _steps:
+    _steps[scope] = Step(scope)
+  return _steps[scope]
 
 
 def _find_scope() -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -283,8 +283,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
 
   def _write(self, op: Callable[..., Any], ids: Any, values: Any) -> None:
     flat, floats = self._pairs(ids, values, "values")
-    with tf.device(devices.HOST):
-      time = now()
+    time = now()
     with devices.scope(self._device):
       op(self.resource_handle, flat, floats, time)
 
@@ -294,7 +293,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       gen_monolith_ops.monolith_hash_table_erase(self.resource_handle, flat)
 
   def rate_at(self, step: tf.Tensor | tf.Variable, followed: Any = None) -> tf.Tensor:
-    """Returns the learning rate at a step, float32 `[1]`.
+    """Returns the learning rate at a step, a float32 scalar.
 
     Args:
       step: the step.
@@ -304,7 +303,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       rate = following.learning_rate(self._leader, step) if followed is None else followed
     else:
       rate = self._learning_rate if self._schedule is None else self._schedule(step)
-    return tf.reshape(tf.cast(rate, tf.float32), [1])
+    return tf.cast(rate, tf.float32)
 
   def follow(self, optimizer: Any) -> None:
     """Lets the table do from now on what an optimizer of Keras does to other variables.
@@ -349,14 +348,18 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     self._checked_leader = optimizer
     return followed
 
+  @staticmethod
   def apply(
-    self, gradient: tf.IndexedSlices, optimizer: Any, step: tf.Tensor, rate: tf.Tensor
+    pairs: Sequence[tuple[HashTable, tf.IndexedSlices]],
+    optimizer: Any,
+    step: tf.Tensor,
+    rate: tf.Tensor,
   ) -> tf.Operation | None:
-    """Makes the step of an optimizer of Keras that was given the gradient of `rows`.
+    """Makes the step of an optimizer of Keras that was given the gradients of `rows` of tables.
 
     Args:
-      gradient: ids and float32 `[n, dim]`.
-      optimizer: an optimizer of Keras, which a table without one of its own follows.
+      pairs: tables, and gradients of ids and float32 `[n, dim]`.
+      optimizer: an optimizer of Keras, which tables without one of their own follow.
       step, rate: its step and its learning rate, read before any table is updated.
 
     Returns:
@@ -366,8 +369,11 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       ValueError: rows cannot follow the optimizer.
       tf.errors.InvalidArgumentError: gradients are not finite; their rows are left as they were.
     """
-    self.follow(optimizer)
-    return optimize([self], [gradient.indices], [gradient.values], step, rate)
+    for table, _ in pairs:
+      table.follow(optimizer)
+    ids = [gradient.indices for _, gradient in pairs]
+    values = [gradient.values for _, gradient in pairs]
+    return optimize([table for table, _ in pairs], ids, values, step, rate)
 
   def contains(self, ids: Any) -> tf.Tensor:
     dense = id_types.as_dense_ids(ids)
@@ -734,8 +740,9 @@ def optimize(
 
 
 def now() -> tf.Tensor:
-  """Returns the time in seconds, int64."""
-  return tf.cast(tf.timestamp(), tf.int64)
+  """Returns the time in seconds, int64, in main memory."""
+  with tf.device(devices.HOST):
+    return tf.cast(tf.timestamp(), tf.int64)
 
 
 def _as_path(path: Any) -> Any:
