@@ -25,7 +25,7 @@ class WorkerCkptMetaInfo:
 
   def __init__(self) -> None:
     self.enable_iter_save_restore = True
-    # Outside what the caller builds: this may be the first use, deep inside it.
+    # At the top level of the graph: the first use may be deep inside a scope.
     with tf.control_dependencies(None):
       self.info_var = tf.compat.v1.get_variable(
         "WorkerCkptMetaInfo",
@@ -58,7 +58,7 @@ def get_ckpt_info(session: tf.compat.v1.Session) -> ckpt_hooks_pb2.WorkerCkptInf
 
 
 def disable_iterator_save_restore() -> None:
-  """Lets helpers that are created later in the default graph save and restore nothing."""
+  """Makes helpers created later in the default graph save and restore nothing."""
   _get_meta().enable_iter_save_restore = False
 
 
@@ -77,9 +77,9 @@ class BarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
     Args:
       barrier_op: the barrier between chief and workers.
       wait_seconds: seconds between looks at the workers.
-      max_pending_seconds: after which the checkpoint is saved although some workers still run.
-      get_running_workers: returns the indices of the workers that train. Others, who are finished
-        or have not come yet, will not stop at the barrier. By default all train.
+      max_pending_seconds: the time after which the checkpoint is saved although workers still run.
+      get_running_workers: returns the indices of the workers that train. Others, which have
+        finished or not started yet, do not stop at the barrier. By default all train.
     """
     self._barrier_op = barrier_op
     self._wait_seconds = wait_seconds
@@ -94,7 +94,7 @@ class BarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
       self._barrier_op.place_barrier(session, SAVE_ACTION)
       self._placed_by_us = True
     except barrier_ops.BarrierAlreadyPlacedError:
-      # Ours may have stayed when the server could not be reached after the last save.
+      # Our barrier may have stayed if its server could not be reached after the last save.
       if not self._placed_by_us:
         logging.info("The barrier is placed already; it will not be removed after saving.")
     self._wait_for_workers(session)

@@ -4,9 +4,9 @@ A checkpoint is everything named `<prefix>.*`: `.index`, `.data-?????-of-?????`,
 folder `.assets` of tables and filters with its `.manifest` and `.slices`. It counts once the state
 file names it.
 
-While a checkpoint is written, and again before it is deleted, it has a file `.unfinished`. One that
-has this mark and that the state file does not name is what a killed process left: half or whole, it
-is deleted when training starts again (`remove_leftovers`).
+While a checkpoint is written, and again before it is deleted, it has a file `.unfinished`. A
+checkpoint that has this mark and is not in the state file was left by a killed process: complete or
+not, it is deleted when training starts again (`remove_leftovers`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _delete(path: str) -> None:
     else:
       tf.io.gfile.remove(path)
   except tf.errors.NotFoundError:
-    # Another process was faster.
+    # Another process has done it already.
     pass
 
 
@@ -125,7 +125,7 @@ def set_aside(prefix: str) -> None:
 
 
 def copy_checkpoint(prefix: str, directory: str) -> None:
-  """Puts a complete checkpoint into another folder too, linked where the file system has links."""
+  """Copies a complete checkpoint to another folder, by links where the file system has them."""
   source_dir, base = os.path.split(prefix)
   for name in list_dir(source_dir):
     if name.startswith(base + ".") and name != base + _UNFINISHED:
@@ -141,8 +141,8 @@ def resharded_name(prefix: str) -> str:
 def link_variables(source: str, target: str) -> None:
   """Gives a checkpoint the variables of another one, linked where the file system has links.
 
-  So with all else that does not depend on the number of servers: the meta graph, and what rows
-  consist of.
+  It also gets the other files that do not depend on the number of servers: the meta graph and the
+  record of slices.
   """
   directory, base = os.path.split(source)
   for name in list_dir(directory):
@@ -194,7 +194,7 @@ def discard_unfinished(prefix: str) -> None:
 
 
 def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
-  """Deletes what killed savers left in a folder in which no process saves now.
+  """Deletes the leftovers of killed savers in a folder in which no process saves now.
 
   Args:
     directory: the folder of the checkpoints.
@@ -202,7 +202,7 @@ def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> 
     recorded: prefixes or base names of the checkpoints that the state file names.
 
   Returns:
-    The names of what was deleted.
+    The names of the deleted files.
   """
   recorded = {os.path.basename(path) for path in recorded}
   names = list_dir(directory)
@@ -242,7 +242,7 @@ def require_newest(directory: str) -> str:
   """Returns the prefix of the newest checkpoint of a folder.
 
   Raises:
-    ValueError: there is none; the message says what the folder has instead.
+    ValueError: there is none; the message lists the content of the folder.
   """
   newest = tf.train.latest_checkpoint(directory)
   if newest is not None:
@@ -273,7 +273,7 @@ def _nearest_names(path: str) -> str:
 def unrecorded_checkpoints(directory: str) -> list[str]:
   """Returns complete checkpoints, oldest first, of a folder that has lost its state file.
 
-  What a killed save has left is none: it has the mark.
+  Leftovers of a killed save do not count: they have the mark.
   """
   if tf.io.gfile.exists(os.path.join(directory, _STATE_FILES[0])):
     return []
@@ -300,9 +300,9 @@ def how_to_record(directory: str, prefixes: Sequence[str]) -> str:
 
 
 def write_manifest(prefix: str) -> None:
-  """Writes down the sizes of a checkpoint's assets; does nothing if it has none.
+  """Records the sizes of a checkpoint's assets; does nothing if it has none.
 
-  Files of tables have no end mark: one that is cut between two records looks like a smaller table.
+  Files of tables have no end mark: one truncated between two records looks like a smaller table.
   """
   if tf.io.gfile.isdir(prefix + _ASSETS):
     sizes = json.dumps(_asset_sizes(prefix), indent=0, sort_keys=True)
@@ -343,7 +343,7 @@ def find_wrong_size(prefix: str) -> str | None:
 
 
 def find_damage(prefix: str) -> str | None:
-  """Reads a whole checkpoint and returns which file is bad and why.
+  """Reads a whole checkpoint and reports a damaged file.
 
   Compares the checksum of every variable and of every record of the assets. One tensor is in memory
   at a time.
@@ -362,7 +362,7 @@ def find_damage(prefix: str) -> str | None:
 
 
 def find_damaged_variables(prefix: str) -> str | None:
-  """Does what `find_damage` does for the variables of a checkpoint alone."""
+  """Like `find_damage`, for the variables of a checkpoint alone."""
   index = prefix + ".index"
   try:
     reader = py_checkpoint_reader.NewCheckpointReader(prefix)
@@ -414,7 +414,7 @@ def _shard_of(prefix: str, message: str) -> str:
 
 
 def find_damaged_records(assets: str) -> str | None:
-  """Does what `find_damage` does for the files of tables and filters, in their folder."""
+  """Like `find_damage`, for the files of tables and filters in their folder."""
   names = set(list_dir(assets))
   for name in sorted(names):
     match = _RECORD_FILE.search(name)
@@ -432,7 +432,7 @@ def find_damaged_records(assets: str) -> str | None:
 
 
 def newest_intact(prefixes: Iterable[str]) -> str | None:
-  """Returns the last of the checkpoints, given oldest first, in which nothing is wrong."""
+  """Returns the last undamaged one of the checkpoints, which are given oldest first."""
   for prefix in reversed(list(prefixes)):
     if find_damage(prefix) is None:
       return prefix
@@ -440,7 +440,7 @@ def newest_intact(prefixes: Iterable[str]) -> str | None:
 
 
 def remedy(prefix: str) -> str:
-  """Returns a sentence that says which other checkpoint can replace a bad one.
+  """Returns a sentence that names a checkpoint to use instead of a damaged one.
 
   Reads the candidates as a whole, newest first.
   """

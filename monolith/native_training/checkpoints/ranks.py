@@ -31,7 +31,7 @@ _BASENAME = "model.ckpt"
 _RANK_FOLDER = re.compile(r"^index-\d{4}$")
 _NO_CHECKPOINT = -1
 _FAILED = -2
-# How a phase of a save went on a rank.
+# The outcome of a phase of a save on a rank.
 _OK, _RETRY, _GIVE_UP = range(3)
 
 
@@ -42,14 +42,14 @@ def prepare(
   is_merged: bool = True,
   check: Callable[[str], None] = lambda model_dir: None,
 ) -> None:
-  """Makes the newest checkpoint fit to be restored by these ranks; all of them call it.
+  """Prepares the newest checkpoint for a restore by these ranks, all of which call it.
 
   Args:
     model_dir: folder of the checkpoints.
-    num_ranks: how many there are now.
+    num_ranks: the present number of ranks.
     rank: this process's rank.
     is_merged: whether the folder is shared by all ranks.
-    check: called with `model_dir` before anything is written; may raise what follows.
+    check: called with `model_dir` before anything is written; may raise the errors below.
 
   Raises:
     ValueError: the ranks do not see the same checkpoint, or those of other ranks have to be merged
@@ -92,7 +92,7 @@ def _check_same_step(model_dir: str, rank: int) -> None:
 
 
 def _check_rank_folders(model_dir: str, num_ranks: int) -> None:
-  """Checks that as many ranks have saved, each into a folder of its own, as there are now."""
+  """Checks that the number of ranks that saved into folders of their own is that of now."""
   parent, name = os.path.split(os.path.normpath(model_dir))
   if not _RANK_FOLDER.match(name):
     return
@@ -109,7 +109,7 @@ def _check_rank_folders(model_dir: str, num_ranks: int) -> None:
 
 
 def merge_rank_checkpoints(folders: Sequence[str], target: str) -> str:
-  """Makes one checkpoint of those that ranks have written into folders of their own.
+  """Merges the checkpoints that ranks have written into folders of their own.
 
   Files are linked where the file system has links.
 
@@ -163,9 +163,9 @@ def _recorded_steps(folder: str) -> set[int]:
 class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHook):
   """Saves on all ranks at the same step, or on none.
 
-  Rank 0 decides when to save by the clock. A save has three phases, and no rank enters one before
-  all have finished the one before: prepare the folder; write the rows; write the variables and the
-  state file (rank 0). What fails on one rank counts as failed on all of them.
+  Rank 0 decides by its clock when to save. A save has three phases, and no rank enters a phase
+  before all have finished the previous one: prepare the folder; write the rows; write the variables
+  and the state file (rank 0). A failure on one rank counts as a failure on all of them.
 
   Args:
     is_root: whether this is rank 0.
@@ -243,7 +243,7 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
   def _run_phase(
     self, session: tf.compat.v1.Session, step: int, phase: Callable[[], None]
   ) -> tuple[int, Exception | None]:
-    """Returns how it went on the rank with most trouble, and an error unless all went well."""
+    """Returns the worst outcome of all ranks, and an error unless all succeeded."""
     error: Exception | None = None
     outcome = _OK
     try:

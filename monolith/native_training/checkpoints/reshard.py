@@ -1,15 +1,15 @@
-"""Moves the rows of a checkpoint to where they belong with another number of parameter servers.
+"""Moves the rows of a checkpoint to their places for another number of parameter servers.
 
-The id of a row decides on its server (signed floor modulo), and the server's index is part of the
-names of table files, so a checkpoint can only be restored on as many servers as it was saved on.
-`reshard_checkpoint` writes it again for another number. Names, with `i` the server:
+The id of a row determines its server (signed floor modulo), and the server's index is part of the
+names of table files, so a checkpoint can only be restored on the number of servers it was saved on.
+`reshard_checkpoint` rewrites it for another number. Names, with `i` the server:
 
     single table   <table>             without servers, <table>_<i>                 with them
     group          MonolithMultiHashTable_             MonolithMultiHashTable_<i>
     hash filter    hash_filter_0                       hash_filter_<i>
 
-Variables do not depend on the number of servers. A filter counts in cells that belong to no id: a
-server takes over the one that held most of its ids (all of them, if the new number is a multiple of
+Variables do not depend on the number of servers. The cells of a filter belong to no id: a
+server takes the filter that held most of its ids (all of them, if the new number is a multiple of
 the old one), so that some counts may start anew.
 """
 
@@ -53,8 +53,8 @@ def reshard_checkpoint(
 
   Args:
     checkpoint: prefix of the checkpoint, `<model_dir>/model.ckpt-<step>`.
-    old_num_ps: servers that it was saved on; 0 for none.
-    new_num_ps: servers that it will be restored on; 0 for none.
+    old_num_ps: the number of servers it was saved on; 0 for none.
+    new_num_ps: the number of servers it will be restored on; 0 for none.
     directory: where the new checkpoint and the state file go, beside the old one by default.
 
   Returns:
@@ -98,10 +98,10 @@ def reshard_checkpoint(
 
 
 def count_servers(checkpoint: str) -> int:
-  """Returns on how many servers a checkpoint was saved, 0 for none.
+  """Returns the number of servers a checkpoint was saved on, 0 for none.
 
   Raises:
-    ValueError: its files do not tell.
+    ValueError: its files do not say.
   """
   names = list(_list_files(SaveHelper.get_ckpt_asset_dir(checkpoint)))
   # A filter has the index 0 without servers too.
@@ -115,7 +115,7 @@ def fits(checkpoint: str, num_ps: int) -> bool:
   """Returns whether a checkpoint can be restored as it is on `num_ps` servers.
 
   Raises:
-    ValueError: its files do not tell on how many it was saved.
+    ValueError: its files do not say how many it was saved on.
   """
   saved_on = count_servers(checkpoint)
   if saved_on == num_ps:
@@ -135,7 +135,7 @@ def _count_parts(name: str, names: list[str]) -> int:
 
 
 def _list_files(assets: str) -> _Files:
-  """Returns the data files in a folder by what they belong to, in order."""
+  """Returns the data files in a folder, sorted, by the table or filter that they belong to."""
   files: _Files = defaultdict(list)
   for name in sorted(checkpoint_files.list_dir(assets)):
     match = _FILE.match(name)

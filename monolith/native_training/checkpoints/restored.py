@@ -1,9 +1,9 @@
-"""Remembers from which checkpoint a session starts, so that all of its parts come from that one.
+"""Remembers the checkpoint a session starts from, so that all of its parts come from that one.
 
 A restore has several parts: the saver reads the variables, listeners read tables and filters. If
 each part looked for the newest checkpoint itself, a process that saves meanwhile would mix two of
 them. So the choice is made once per session: the code that makes the session
-tells the saver a checkpoint, and the listeners ask here which one it was.
+gives the saver a checkpoint, and listeners ask this module which one it was.
 
 A checkpoint may also be deleted or written again while it is read. `check` finds that out from its
 index, and from the mark that `files` puts beside a checkpoint before either happens.
@@ -25,7 +25,7 @@ from monolith.native_training.checkpoints import files as checkpoint_files
 
 Result = TypeVar("Result")
 
-# How often a reader that may take any checkpoint looks for a newer one.
+# The attempts of a reader that may take any checkpoint.
 _ATTEMPTS = 10
 
 
@@ -35,12 +35,12 @@ class CheckpointChangedError(tf.errors.DataLossError):
 
 @dataclasses.dataclass
 class _Start:
-  """Says how a session starts.
+  """The start of a session.
 
   Attributes:
     prefix: the checkpoint of its variables; `None` if they are initialized, or not known.
-    is_known: whether `prefix` is.
-    stamp: what told the checkpoint from a later one of the same name.
+    is_known: whether `prefix` is known.
+    stamp: distinguishes the checkpoint from a later one of the same name.
     tables: folder of the model -> the checkpoint of its tables.
   """
 
@@ -59,12 +59,12 @@ def begin(session: Any, prefix: str) -> None:
 
 
 def settle(session: Any, is_known: bool) -> None:
-  """Lets all listeners of a session that the saver restored nothing into find the same checkpoint.
+  """Makes all listeners of a session that no saver restored find the same checkpoint.
 
   Args:
     session: the session.
-    is_known: whether a saver that calls `begin` would have restored a checkpoint: there was none.
-      A saver that does not may have restored the newest one.
+    is_known: whether the saver is one that calls `begin`, so that there was no checkpoint. Another
+      saver may have restored the newest one.
   """
   if session not in _starts:
     _starts[session] = _Start(None, is_known)
@@ -75,7 +75,7 @@ def find(session: Any, folder: str) -> str | None:
 
   Args:
     session: the session.
-    folder: where the newest one is looked for, if the session does not start now.
+    folder: the folder of the newest one, for a session that does not start now.
   """
   start = _starts.get(session)
   if start is None:
@@ -86,20 +86,20 @@ def find(session: Any, folder: str) -> str | None:
 
 
 def redirect(session: Any, folder: str, prefix: str) -> None:
-  """Lets `find` return a copy of the checkpoint that it has returned."""
+  """Makes `find` return a copy of the checkpoint."""
   _starts.setdefault(session, _Start(None, False)).tables[folder] = prefix
 
 
 def check(session: Any, cause: Exception | None = None) -> None:
-  """Checks that the checkpoint from which a session starts is still what it was.
+  """Checks that the checkpoint a session starts from has not changed.
 
   Args:
     session: the session.
-    cause: what went wrong in restoring, if anything did.
+    cause: the error of the restore, if it failed.
 
   Raises:
     CheckpointChangedError: it was deleted or written again, or a saver that does not call `begin`
-      has restored another one than the newest.
+      has not restored the newest one.
   """
   start = _starts.get(session)
   if start is not None and not start.is_known:
@@ -121,7 +121,7 @@ def check(session: Any, cause: Exception | None = None) -> None:
 def _check_step(session: Any, prefixes: Iterable[str | None]) -> None:
   """Checks that the variables of a session are from the step of the checkpoints of its tables.
 
-  Variables of step 0 are initialized ones, beside which any rows may be wanted.
+  Variables of step 0 are initialized ones, which may go with any rows.
   """
   global_step = tf.compat.v1.train.get_global_step(session.graph)
   if global_step is None:
@@ -164,7 +164,7 @@ def with_newest(model_dir: str, read: Callable[[str], Result]) -> Result:
 
   Raises:
     ValueError: the folder has no checkpoint.
-    CheckpointChangedError: each of many was deleted while it was read.
+    CheckpointChangedError: one checkpoint after another was deleted while it was read.
   """
   for attempt in range(_ATTEMPTS):
     prefix = checkpoint_files.require_newest(model_dir)
@@ -181,10 +181,10 @@ def with_newest(model_dir: str, read: Callable[[str], Result]) -> Result:
 
 
 def _stamp(prefix: str) -> tuple[int, ...] | None:
-  """Returns what changes when a checkpoint is written again; `None` if there is none."""
+  """Returns a value that changes when a checkpoint is rewritten; `None` if it does not exist."""
   path = prefix + ".index"
   try:
-    # TensorFlow tells whole seconds of a file, in which a small model is saved many times.
+    # TensorFlow reports whole seconds, in which a small model may be saved many times.
     local = os.stat(path)
     return local.st_size, local.st_mtime_ns, local.st_ino
   except OSError:

@@ -1,6 +1,6 @@
 """A saver that restores only what was lost, and never leaves a half-written newest checkpoint.
 
-`save_utils` publishes its names; `files` says what a killed save can leave.
+`save_utils` publishes its names; `files` describes the leftovers of a killed save.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PADDED_STEP_DIGITS = 8
 class PsMonitor:
   """Knows which parameter servers hold their state and which are new.
 
-  A one-element queue lives in every server process: it is filled when training has begun there, and
-  a server that was replaced comes with an empty one.
+  Every server process has a queue of one element, which is filled when training has begun there. A
+  replaced server has an empty one.
   """
 
   def __init__(self, ps_num: int):
@@ -57,7 +57,7 @@ class PsMonitor:
         self._enqueues[_task_of(device)] = queue.enqueue(1)
 
   def is_ps_uninitialized(self, sess: tf.compat.v1.Session, device: str) -> bool:
-    """Returns whether a server has no state; true for devices that are no parameter server."""
+    """Returns whether a server has no state; true for devices of other jobs."""
     size = self._sizes.get(_task_of(device))
     return size is None or sess.run(size) == 0
 
@@ -68,7 +68,7 @@ class PsMonitor:
 
 
 def _task_of(device: str) -> str:
-  """Returns job and task of a device, to which state belongs, in one spelling."""
+  """Returns job and task of a device in a canonical form; they identify the owner of state."""
   spec = tf.DeviceSpec.from_string(pydev.canonical_name(device) or "")
   return tf.DeviceSpec(job=spec.job, replica=spec.replica or 0, task=spec.task or 0).to_string()
 
@@ -142,12 +142,12 @@ class PartialRecoverySaver(tf_saver.Saver):
     skip_save: bool = False,
     model_dir: str | None = None,
   ):
-    """Builds the ops. What is not listed here is as in `tf.compat.v1.train.Saver`.
+    """Builds the ops. Other arguments are those of `tf.compat.v1.train.Saver`.
 
     Args:
-      ps_monitor: knows which servers need to be restored; None restores all.
-      exempt_checkpoint_paths: checkpoints that are never deleted; their base names count.
-      skip_save: leave saving to another process.
+      ps_monitor: knows the servers that need to be restored; None restores all.
+      exempt_checkpoint_paths: checkpoints that are never deleted, identified by base name.
+      skip_save: whether another process saves.
       model_dir: the folder whose `monolith_checkpoint`, if it lists exempt checkpoints, replaces
         `exempt_checkpoint_paths`.
     """
@@ -172,7 +172,7 @@ class PartialRecoverySaver(tf_saver.Saver):
       save_relative_paths=save_relative_paths,
       filename=filename,
     )
-    # The base class looks at a clock of its own.
+    # The base class uses a clock of its own.
     self._next_checkpoint_time = time.time() + self._keep_seconds()
 
   def _keep_seconds(self) -> float:
@@ -223,7 +223,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._checkpoints_to_be_deleted.extend(excess)
 
   def _condemn_old_checkpoints(self) -> None:
-    """Decides which old checkpoints are deleted, and marks them in case of a kill meanwhile."""
+    """Chooses the old checkpoints to delete, and marks them in case the process is killed."""
     condemned = []
     for prefix, saved_time in self._checkpoints_to_be_deleted:
       if saved_time > self._next_checkpoint_time:
@@ -247,7 +247,7 @@ class PartialRecoverySaver(tf_saver.Saver):
         logging.warning("Cannot delete the old checkpoint %s: %s", prefix, e.message)
 
   def set_aside_if_recorded(self, checkpoint_file: str, latest_filename: str | None = None) -> None:
-    """Lets the state file name a copy of the newest checkpoint, if that is about to be overwritten.
+    """Points the state file to a copy of the newest checkpoint, if that is about to be overwritten.
 
     The copy (of links, where the file system has them) is dropped when the save has succeeded.
 
@@ -395,7 +395,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     Runs the restore that `dense_reload_utils.CustomRestoreListener` left in the graph, if any,
     instead, once.
 
-    What else is restored into a session that starts comes from the same checkpoint (`restored`).
+    Tables and filters of a session that starts come from the same checkpoint (`restored`).
 
     Raises:
       ValueError: there is no checkpoint `save_path`.
@@ -431,9 +431,9 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._create_shared_resources(sess)
 
   def _create_shared_resources(self, sess: tf.compat.v1.Session) -> None:
-    """Creates what the init op would, which a session manager that restores does not run.
+    """Creates tables: a session manager that restores does not run the init op.
 
-    Without this no monitored session with a group of tables could start from a checkpoint.
+    Without this, no monitored session with a group of tables could start from a checkpoint.
     """
     resources = sess.graph.get_collection(tf.compat.v1.GraphKeys.RESOURCES)
     ready = sess.run([resource.is_initialized for resource in resources])
@@ -445,7 +445,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._check_checkpoint_exists(save_path)
     reader = py_checkpoint_reader.NewCheckpointReader(save_path)
     is_partial = getattr(restore_ops[0], "is_partial", False)
-    # The new ones were found out before the session chose its checkpoint.
+    # New servers were found before the session chose its checkpoint.
     known = sorted(
       set(getattr(restore_ops[0], "new", ())) & set(reader.get_variable_to_shape_map())
     )
@@ -521,7 +521,7 @@ class PartialRecoverySaver(tf_saver.Saver):
   def _explain_damage(self, save_path: str, error: tf.errors.OpError) -> None:
     """Raises a better error if the files of the checkpoint are bad."""
     if isinstance(error, (tf.errors.NotFoundError, tf.errors.InvalidArgumentError)):
-      # Most likely the graph has changed: no reason to read everything.
+      # The graph has probably changed: no reason to read everything.
       damage = checkpoint_files.find_missing_file(save_path)
     elif isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
       # A server is gone; the session will be made again.

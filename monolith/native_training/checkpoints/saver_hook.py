@@ -33,7 +33,7 @@ SAVE_ATTEMPTS = 2
 
 
 class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
-  """A timer with another period outside of the tide, the hours in which machines may be used."""
+  """A timer with another period outside of the tide, the hours in which machines are available."""
 
   def __init__(
     self,
@@ -70,18 +70,18 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
 
   @property
   def depends_on_clock(self) -> bool:
-    """Whether two timers that see the same steps may disagree."""
+    """Whether two timers may disagree about the same steps."""
     return self._tide is not None or self._every_secs is not None
 
   def enable(self) -> None:
     self._enabled = True
 
   def disable(self) -> None:
-    """Lets the timer never trigger."""
+    """Makes the timer never trigger."""
     self._enabled = False
 
   def should_trigger_for_step(self, step: int) -> bool:
-    """Returns whether to trigger at a step; a timer that never did, does."""
+    """Returns whether to trigger at a step, which a new timer always does."""
     if not self._enabled:
       return False
     if self._last_triggered_step is None:
@@ -96,7 +96,7 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
 
 
 class _SavedMark(tf.compat.v1.train.CheckpointSaverListener):
-  """Remembers that the checkpoint itself is written, when other listeners may still fail."""
+  """Records that the checkpoint itself is written, while other listeners may still fail."""
 
   def __init__(self, on_saved: Callable[[], None]):
     self.saved = False
@@ -113,7 +113,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   Saves are serialised by a lock, so that `trigger_save` may be called from any thread.
   """
 
-  # A dense-only hook exists; the model is dumped. Each lets `end` save in any case.
+  # Set if a dense-only hook exists, or the model is dumped: `end` then saves in any case.
   _has_dense_only = False
   _in_model_dump_mode = False
   _last_triggered_step = 0
@@ -144,11 +144,11 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     no_first_save: bool = True,
     guard_saver_listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
   ):
-    """Makes the hook. What is not listed here is as in `tf.compat.v1.train.CheckpointSaverHook`.
+    """Makes the hook. Other arguments are those of `tf.compat.v1.train.CheckpointSaverHook`.
 
     Args:
-      save_graph_def: also says that this process owns the folder: only then `monolith_checkpoint`
-        is written and what killed processes left is deleted.
+      save_graph_def: whether this process owns the folder, too: only then does it write
+        `monolith_checkpoint` and delete the leftovers of killed processes.
       tide_start_hour: start of the tide, UTC.
       tide_start_minute: 0 by default.
       tide_end_hour: end of the tide.
@@ -156,7 +156,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       tide_save_secs: seconds between saves outside of the tide.
       ignore_save_errors: log the errors of a save and go on.
       is_dense_only: only variables are saved here; no save at the end.
-      use_native_multi_hash_table: which kind of tables `monolith_checkpoint` announces.
+      use_native_multi_hash_table: the kind of tables to record in `monolith_checkpoint`.
       no_first_save: skip the save when a session is created.
       guard_saver_listeners: called around each save whether it succeeds or not; their errors are
         logged.
@@ -191,7 +191,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     self._last_saved_step: int | None = None
     self._full_saver_hook: NoFirstSaveCheckpointSaverHook | None = None
     self._stop_requested = False
-    # A listener may trigger a save from within a save's thread; others wait.
+    # Reentrant: a listener may trigger a save in the thread of a save; other threads wait.
     self._lock = threading.RLock()
     self._metrics = cli.get_cli(utils.get_metric_prefix())
     self._metric_tags = {"mode": "dense_only" if is_dense_only else "full"}
@@ -206,22 +206,22 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     return self._last_saved_step
 
   def skip_steps_saved_by(self, full_saver_hook: NoFirstSaveCheckpointSaverHook) -> None:
-    """Lets this dense-only hook skip steps at which the other hook has saved everything."""
+    """Makes this dense-only hook skip steps at which the other hook has saved everything."""
     self._full_saver_hook = full_saver_hook
 
   def always_save_at_end(self) -> None:
-    """Lets `end` save whatever the timer says, as it must beside a dense-only hook.
+    """Makes `end` save whatever the timer says, as it must beside a dense-only hook.
 
-    Concerns this hook alone: set on the class, it would leak into the process's next job.
+    Affects this hook alone: set on the class, it would leak into the next job of the process.
     """
     self._has_dense_only = True
 
   def begin(self) -> None:
-    """Checks and cleans the folder, then does what the base class does.
+    """Checks and cleans the folder, then calls the base class.
 
     Raises:
-      tf.errors.DataLossError: a state file exists and cannot be read, or is missing beside whole
-        checkpoints; starting from nothing would forget them.
+      tf.errors.DataLossError: the state file cannot be read, or is missing beside complete
+        checkpoints, which a new start would forget.
     """
     state = CheckpointState()
     self._check_state_file("checkpoint", state)
@@ -287,7 +287,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       self._create_or_update_monolith_ckpt_state(do_update=False)
 
   def _sweep(self) -> None:
-    """Cleans the folder of what killed processes left, before anything is restored from it."""
+    """Deletes the leftovers of killed processes, before anything is restored from the folder."""
     state = tf.train.get_checkpoint_state(self._checkpoint_dir)
     recorded = [state.model_checkpoint_path, *state.all_model_checkpoint_paths] if state else []
     try:
@@ -319,7 +319,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         run_context.request_stop()
 
   def _save_if_due(self, session: tf.compat.v1.Session) -> bool:
-    """Does between two steps, that may be far apart, what `after_run` does after one."""
+    """Does the work of `after_run` between two steps, which may be far apart."""
     with self._lock:
       step = session.run(self._global_step_tensor)
       if not self._timer.should_trigger_for_step(step):
@@ -334,8 +334,8 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
     Args:
       session: a raw session, or a monitored one.
-      ignore_save_errors: log the errors of this save. What the constructor was given is for saves
-        that no caller waits for, so it does not count here.
+      ignore_save_errors: log the errors of this save. The constructor's argument only applies to
+        saves that no caller waits for.
 
     Raises:
       tf.errors.OpError, OSError, ValueError: the checkpoint could not be saved.
@@ -348,7 +348,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         step = session.run(self._global_step_tensor)
         self._stop_requested |= bool(self._save(session, step))
         if self._last_saved_step == step:
-          # After a failure the schedule stands, and so does the save at the end.
+          # After a failure, the schedule and the save at the end remain as planned.
           self._timer.update_last_triggered_step(step)
       finally:
         self._ignore_save_errors = configured
@@ -394,7 +394,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     listeners = self._listeners
     for attempt in range(1, SAVE_ATTEMPTS + 1):
       mark = _SavedMark(on_saved=lambda: self._on_saved(step))
-      # The mark goes first: what other listeners do after the save must not be done twice.
+      # The mark is removed first: the work of other listeners after the save must not be repeated.
       self._listeners = [mark, *listeners]
       try:
         self._begin_save(step)
@@ -417,7 +417,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     raise AssertionError("unreachable")
 
   def _begin_save(self, step: int) -> None:
-    """Prepares the folder for a save that may be killed, and for one of the newest step again.
+    """Prepares the folder for a save that may be killed, or that repeats the newest step.
 
     The saver sets a checkpoint aside too, but only after listeners have written into it.
     """
@@ -439,7 +439,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     try:
       self._create_or_update_monolith_ckpt_state(do_update=True)
     except tf.errors.OpError as e:
-      # The checkpoint is there; only the time in this file is old.
+      # The checkpoint exists; only the time in this file is old.
       logging.warning("Cannot update monolith_checkpoint: %s", e.message)
 
   def _report_failed_save(self, step: int, error: Exception) -> None:
@@ -458,7 +458,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     """Writes `monolith_checkpoint`, if this process owns the folder.
 
     Args:
-      do_update: write the time also into a file that exists.
+      do_update: whether to write the time into an existing file, too.
     """
     if not self._save_graph_def:
       return

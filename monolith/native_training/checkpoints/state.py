@@ -1,7 +1,7 @@
-"""Names of checkpoints, and the two files that say which ones there are.
+"""Names of checkpoints, and the two files that list them.
 
-`checkpoint` is TensorFlow's. `monolith_checkpoint` (text `MonolithCheckpointState`) is ours: it
-says which checkpoints are never deleted, when the last one was saved, and with which kind of table.
+`checkpoint` is TensorFlow's. `monolith_checkpoint` (text `MonolithCheckpointState`) is ours: it has
+the checkpoints that are never deleted, the time of the last save, and the kind of tables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def get_monolith_checkpoint_state(
     remove_invalid_path: make the paths in it absolute, and leave out those without a checkpoint.
 
   Returns:
-    Its content, or None if it does not exist or (with a warning) cannot be read.
+    Its content, or None if it does not exist or, with a warning, cannot be read.
   """
   path = os.path.join(checkpoint_dir, filename or MONOLITH_CKPT_STATE_FILE_NAME)
   try:
@@ -77,7 +77,7 @@ def get_monolith_checkpoint_state(
 
 
 def is_absolute(path: str) -> bool:
-  """Tells whether a path needs no folder before it, on any file system.
+  """Returns whether a path is absolute, on any file system.
 
   `hdfs:/folder` is the short form of `hdfs:///folder`.
   """

@@ -1,7 +1,7 @@
-"""Lets a model go on with another number of parameter servers than it was saved on.
+"""Restores a model on another number of parameter servers than it was saved on.
 
-Training writes the newest checkpoint again, in its folder; readers get a private copy, because
-another process may be training in that folder.
+Training rewrites the newest checkpoint in its folder. Readers get a private copy, because another
+process may be training in that folder.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from monolith.native_training.checkpoints import state as checkpoint_state
 
 
 def reshard_if_needed(model_dir: str, num_ps: int) -> None:
-  """Writes the newest checkpoint again if its rows lie on another number of servers.
+  """Rewrites the newest checkpoint if it was saved on another number of servers.
 
-  Only the process that restores may call it, before it does.
+  Only the process that restores may call this, before the restore.
 
   Args:
     model_dir: folder of the checkpoints.
     num_ps: servers to restore on, 0 for none.
 
   Raises:
-    ValueError: the files do not tell on how many servers they were saved.
+    ValueError: the files do not say how many servers they were saved on.
     tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
   found = _find_misfit(tf.train.latest_checkpoint(model_dir), num_ps)
   if found is not None:
     newest, saved_on = found
     logging.info("%s was saved on %d servers: writing it for %d", newest, saved_on, num_ps)
-    # The state file may name a checkpoint of another job, whose folder is not ours to write to.
+    # The state file may name a checkpoint of another job, whose folder we must not change.
     checkpoint_reshard.reshard_checkpoint(newest, saved_on, num_ps, directory=model_dir)
 
 
 def copy_checkpoint_if_needed(
   prefix: str | None, num_ps: int
 ) -> tempfile.TemporaryDirectory | None:
-  """Returns a folder with a checkpoint written again, if its rows lie on another number of servers.
+  """Returns a folder with a rewritten copy of a checkpoint of another number of servers.
 
-  The folder is on this machine, so it is of use only without servers.
+  The folder is on this machine, so it is of use without servers only.
 
   Args:
     prefix: the checkpoint; `None` for none.
     num_ps: servers to restore on, 0 for none.
 
   Raises:
-    ValueError: there are servers, not as many as the checkpoint was saved on; or its files do not
-      tell on how many that was.
+    ValueError: there are servers, but not as many as the checkpoint was saved on; or its files do
+      not say how many that was.
     tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
   found = _find_misfit(prefix, num_ps)
@@ -72,7 +72,7 @@ def copy_checkpoint_if_needed(
 
 
 def _find_misfit(prefix: str | None, num_ps: int) -> tuple[str, int] | None:
-  """Returns the checkpoint, and on how many servers it was saved, unless it fits."""
+  """Returns the checkpoint and the number of servers it was saved on, unless that is `num_ps`."""
   if prefix is None:
     return None
   assets = checkpoint_state.SaveHelper.get_ckpt_asset_dir(prefix)
@@ -82,7 +82,7 @@ def _find_misfit(prefix: str | None, num_ps: int) -> tuple[str, int] | None:
 
 
 class CopyListener(basic_restore_hook.CheckpointRestorerListener):
-  """Lets the listeners after it restore from a private copy, where the checkpoint does not fit.
+  """Makes the listeners after it restore from a private copy, if the checkpoint must be rewritten.
 
   Args:
     model_dir: folder of the checkpoints.
@@ -96,7 +96,7 @@ class CopyListener(basic_restore_hook.CheckpointRestorerListener):
     self._prefix = ""
 
   def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Copies the checkpoint from which the session starts, if that is needed."""
+    """Rewrites a copy of the checkpoint that the session starts from, if needed."""
     prefix = restored.find(session, self._model_dir)
     self._copy = copy_checkpoint_if_needed(prefix, self._num_ps)
     if prefix is not None and self._copy is not None:
