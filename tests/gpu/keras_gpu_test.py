@@ -249,7 +249,7 @@ class TrainingTest(_GpuTest):
 
   def test_vectors_are_on_the_gpu_and_scopes_place_tables(self):
     with tf.device("GPU:0"):
-      layer = Embedding(4)
+      layer = Embedding(4, initializer="zeros")
     self.assertEqual(layer.table.device, devices.GPU)
     self.assertIn("GPU:0", layer(tf.constant([1, 2], tf.int64)).device)
     self.assertIn("GPU:0", tf.function(layer)(tf.constant([1, 2], tf.int64)).device)
@@ -263,7 +263,7 @@ class TrainingTest(_GpuTest):
       self.assertEqual(Embedding(4).table.device, devices.GPU)
     self.assertEqual(Embedding(4).table.device, devices.HOST)
 
-  def test_rows_change_places_in_one_function(self):
+  def test_tables_of_two_places_in_one_function(self):
     group = EmbeddingGroup(
       {
         "a": Feature(table=monolith.HashTable(4, device="cpu", name="a")),
