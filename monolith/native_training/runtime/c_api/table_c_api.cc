@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/crc32c.h"
 #include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/c_api/batch_threads.h"
 #include "monolith/native_training/runtime/c_api/errors.h"
@@ -304,6 +305,10 @@ void Store(Value* to, Value value) {
 int mono_version() { return MONO_VERSION; }
 
 const char* mono_last_error() { return monolith::engine::LastError(); }
+
+uint32_t mono_crc32c(const void* data, int64_t size) {
+  return monolith::engine::Crc32c(data, size);
+}
 
 int mono_set_num_threads(int64_t threads) {
   return Guard([&] {

@@ -41,6 +41,9 @@ MONO_API const char* mono_last_error(void);
 // Sets how many threads one call may use; 0: as many as this process may run on.
 MONO_API int mono_set_num_threads(int64_t threads);
 
+// Returns the CRC-32C of `size` bytes (Castagnoli's polynomial, as in TFRecords, unmasked).
+MONO_API uint32_t mono_crc32c(const void* data, int64_t size);
+
 typedef struct MonoTable MonoTable;
 
 // The fields are those of engine::SegmentConfig; kinds are the numbers of its enumerations.
