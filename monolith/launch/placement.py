@@ -1,4 +1,4 @@
-"""Decides which process runs where: on this machine, on hosts, in a Slurm or Kubernetes job.
+"""Assigns processes to places: this machine, hosts, or the tasks of a Slurm or Kubernetes job.
 
 Processes are numbered chief, servers, workers: number 0 is the chief, which is worker 0 of the job.
 """
@@ -30,7 +30,7 @@ class Task:
     role: "chief", "ps" or "worker", as TF_CONFIG has them.
     index: its number among those of its role.
     address: where it listens, "host:port".
-    host: where it is started by ssh, "user@host" or "host"; empty for this machine.
+    host: the host on which ssh starts it, "user@host" or "host"; empty for this machine.
   """
 
   role: str
@@ -100,15 +100,15 @@ def on_this_machine(num_ps: int, num_workers: int) -> Job:
   """
   roles = _roles(num_ps, num_workers)
   with contextlib.ExitStack() as stack:
-    # All of them at once, so that no two are the same.
+    # All of them together, so that no two are the same.
     ports = [_take_port(stack) for _ in roles]
   return Job(tuple(Task(*role, f"{LOOPBACK}:{port}") for role, port in zip(roles, ports)))
 
 
 def _take_port(stack: contextlib.ExitStack) -> int:
-  """Returns a free port below those that the kernel gives to outgoing connections.
+  """Returns a free port below the range of outgoing connections.
 
-  One of these could take it while a process is started again.
+  An outgoing connection could take a port of that range while a process is restarted.
   """
   last = _DEFAULT_LAST_PORT
   with contextlib.suppress(OSError):
@@ -124,16 +124,16 @@ def _take_port(stack: contextlib.ExitStack) -> int:
 
 
 def on_hosts(hosts: Sequence[str], num_ps: int, num_workers: int, port: int) -> Job:
-  """Returns a job whose servers are dealt out over hosts, and then its workers.
+  """Returns a job whose servers, and then its workers, are distributed over hosts.
 
   Args:
     hosts: "host" or "user@host", the chief's first.
     num_ps: parameter servers.
     num_workers: workers, the chief among them.
-    port: the first process of a host listens there, the next one at the next port.
+    port: the port of the first process of a host; the others use the next ones.
 
   Raises:
-    ValueError: there is no host, one comes twice, or the counts make no job.
+    ValueError: there is no host, a host is given twice, or the counts are invalid.
   """
   names = [host.rpartition("@")[2] for host in hosts]
   if not hosts or not all(names) or len(set(names)) != len(names):
@@ -167,17 +167,17 @@ def _address(host: str, port: int) -> str:
 def own_task(
   environment: Mapping[str, str], num_ps: int, num_workers: int, port: int
 ) -> tuple[Job, Task] | None:
-  """Returns the job that Slurm or Kubernetes has started and this process's task in it.
+  """Returns the job that Slurm or Kubernetes has started, and this process's task in it.
 
-  Slurm's `srun` starts as many tasks as the job has processes. In Kubernetes it is an Indexed Job
-  with as many completions, whose pods find one another by a headless service, named by
-  `MONOLITH_SERVICE`.
+  Slurm's `srun` starts as many tasks as the job has processes. In Kubernetes, an Indexed Job has as
+  many completions, and its pods find one another by the headless service that `MONOLITH_SERVICE`
+  names.
 
   Returns:
-    None where neither has started this process.
+    None if neither has started this process.
 
   Raises:
-    ValueError: what they have set does not fit together, or not the number of processes.
+    ValueError: their settings contradict one another, or the number of processes.
   """
   roles = _roles(num_ps, num_workers)
   if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", 1) > 1:

@@ -1,7 +1,8 @@
-"""Starts the processes of a job, watches them, starts them again, and ends with the job's status.
+"""Starts the processes of a job, watches and restarts them, and ends with the job's status.
 
-A process that dies is started again, as a training run expects: workers join, a chief restores the
-newest checkpoint, and a server gets its rows from there. One that dies too often ends the job.
+A process that dies is restarted, as a training run expects: workers join, a chief restores the
+newest checkpoint, and a server gets its rows from there. A process that dies too often ends the
+job.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _SHOWN_LINES = 20  # of the log of a process that failed
 _SHOWN_BYTES = 1 << 16  # in which these are looked for
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 20  # of a log, at once
-# Without these limits ssh waits forever for a host that is gone. It tries for ten seconds to reach
-# one, and ends a connection over which nothing came for fifty.
+# Without these limits ssh waits forever for a host that is gone. It tries to reach a host for ten
+# seconds, and ends a connection after fifty seconds of silence.
 SSH = (
   *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
   *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=4"),
 )
 _SSH_FAILED = 255  # what ssh ends with where it has no connection, and what a program may end with
-# Variables of this environment that a process on another host needs.
+# Variables of this environment that a process on another host needs, too.
 _FORWARDED = ("MONOLITH_", "TF_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
-# Runs a program on another host. Signals come in through standard input, as ssh has no other way,
-# and its end, when the connection or this launcher is gone, means SIGTERM.
+# Runs a program on another host. Signals arrive through standard input, as ssh has no other way.
+# Its end, when the connection or this launcher is gone, means SIGTERM.
 _REMOTE = """exec 3<&0
 {command} </dev/null 3<&- & child=$!
 {{
@@ -60,16 +61,15 @@ exit "$status"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Says how a job is run.
+  """The options of a job.
 
   Attributes:
-    program: what each process runs, from `python` on; `{server_type}`, `{index}`, `{num_ps}`,
-      `{num_workers}` and `{tf_config}` in it are replaced by the process's own.
-    log_dir: where the logs of the processes go.
-    ssh: how a command is run on another host.
-    max_restarts: how often a process may be started again within an hour.
-    grace_seconds: how long the others may take to end when the chief has, and the chief after a
-      signal.
+    program: the command line of each process, from `python` on; `{server_type}`, `{index}`,
+      `{num_ps}`, `{num_workers}` and `{tf_config}` are replaced by the values of the process.
+    log_dir: the folder of the processes' logs.
+    ssh: the command that runs a command on another host.
+    max_restarts: the most restarts of a process within an hour.
+    grace_seconds: the time for the others to end after the chief, and for the chief after a signal.
     follow: show every line of every process instead of one line of progress.
   """
 
@@ -98,7 +98,7 @@ class _Process:
   def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
     self.num_starts += 1
     self.start_at = None
-    # Somebody may have cleaned up: temporary folders do not live as long as some jobs.
+    # The folder may have been deleted: some jobs outlive temporary folders.
     self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("ab") as log:
       self.running = subprocess.Popen(
@@ -107,13 +107,13 @@ class _Process:
         stdin=subprocess.PIPE if self.task.host else subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # A terminal's Ctrl-C goes to the launcher alone, which ends the job in order.
+        # Ctrl-C in a terminal goes to the launcher alone, which ends the job in order.
         start_new_session=True,
         preexec_fn=_die_with_parent,
       )
 
   def send(self, number: int) -> None:
-    """Sends a signal, through ssh if need be."""
+    """Sends a signal, through ssh if necessary."""
     if self.running is None or self.running.poll() is not None:
       return
     if not self.task.host:
@@ -127,20 +127,20 @@ class _Process:
       pass
 
   def has_ended(self) -> bool:
-    """Tells, once for each process, whether it has ended; its status is there then."""
+    """Returns whether the process has ended; true once for each, whose status is then known."""
     if self.running is None or self.running.poll() is None:
       return False
     code = self.running.returncode
     self.status = 128 - code if code < 0 else code
     if self.running.stdin:
-      # Closing writes once more what a broken connection has not taken.
+      # Closing writes once more to a broken connection.
       with contextlib.suppress(OSError):
         self.running.stdin.close()
     self.running = None
     return True
 
   def close(self) -> None:
-    """Waits for a process that was killed; a connection that does not end is cut."""
+    """Waits for a killed process; cuts a connection that does not end."""
     if self.running is None:
       return
     try:
@@ -150,7 +150,7 @@ class _Process:
     self.has_ended()
 
   def new_lines(self) -> list[str]:
-    """Returns the whole lines that its log has since the last call."""
+    """Returns the complete lines added to its log since the last call."""
     try:
       with self.log.open("rb") as log:
         if log.seek(0, os.SEEK_END) < self._log_position:  # it was emptied, or begun anew
@@ -169,7 +169,7 @@ class _Process:
     return lines
 
   def last_lines(self) -> list[str]:
-    """Returns the end of its log, of which it may have gigabytes; nothing if that is gone."""
+    """Returns the end of its log, which may have gigabytes; nothing if the log is gone."""
     try:
       with self.log.open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _SHOWN_BYTES))
@@ -191,9 +191,9 @@ def _describe_end(process: _Process) -> str:
 
 
 def _discard(screen: TextIO) -> None:
-  """Lets a stream that nobody reads lead nowhere.
+  """Redirects a stream whose reader is gone to nowhere.
 
-  What is left in its buffer would otherwise fail again when Python ends, and become the status.
+  Otherwise flushing its buffer would fail again when Python ends, and become the exit status.
   """
   with contextlib.suppress(OSError, ValueError):
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -202,13 +202,13 @@ def _discard(screen: TextIO) -> None:
 
 
 class Supervisor:
-  """Runs the processes of a job that are this launcher's to start.
+  """Runs those processes of a job that this launcher starts.
 
   Args:
     job: all processes.
-    own: those to start here; all of them, or one where Slurm or Kubernetes starts the others.
-    options: how.
-    screen: where progress is shown.
+    own: the processes to start here: all of them, or one if Slurm or Kubernetes starts the others.
+    options: the options of the job.
+    screen: the stream for progress.
   """
 
   def __init__(
@@ -234,8 +234,8 @@ class Supervisor:
     """Runs the job to its end.
 
     Returns:
-      The chief's exit status; the number of the signal that ended it, as the chief has it; or the
-      status of the process that failed once too often.
+      The chief's exit status, which after a signal is the signal's number; or the status of the
+      process that failed too often.
     """
     old = {
       number: signal.signal(number, lambda n, _: self._signals.append(n))
@@ -274,7 +274,7 @@ class Supervisor:
         process.start(command, environment)
 
   def _command(self, task: placement.Task) -> tuple[list[str], dict[str, str]]:
-    """Returns what starts a task, and its environment."""
+    """Returns the command that starts a task, and its environment."""
     own = {"TF_CONFIG": self._job.tf_config(task), "PYTHONUNBUFFERED": "1"}
     values = {
       "server_type": task.server_type,
@@ -322,7 +322,7 @@ class Supervisor:
       return
 
   def _end(self) -> int:
-    """Ends what still runs, the chief first; returns the job's status."""
+    """Ends the remaining processes, the chief first; returns the job's status."""
     if self._signals or self._failed is not None:
       number = self._signals[0] if self._signals else signal.SIGTERM
       first = [self._chief] if self._chief else self._processes
@@ -355,7 +355,7 @@ class Supervisor:
     return default if process.running or process.status is None else process.status
 
   def _wait(self, processes: Sequence[_Process], seconds: float) -> None:
-    """Waits until processes have ended, for a time, or until another signal comes."""
+    """Waits until processes have ended, up to a time limit or another signal."""
     deadline = time.monotonic() + seconds
     signals = len(self._signals)
     while time.monotonic() < deadline and len(self._signals) == signals:
@@ -375,9 +375,9 @@ class Supervisor:
     self._print(f"[launch] {text}")
 
   def _print(self, text: str, end: str = "\n") -> None:
-    """Prints to the screen, if there still is one.
+    """Prints to the screen, if it still exists.
 
-    Ctrl-C also ends what the launcher's output is piped to, and the chief is to save all the same.
+    Ctrl-C also ends a program that the output is piped to, and the chief must save nevertheless.
     """
     try:
       print(text, end=end, file=self._screen, flush=True)
@@ -390,7 +390,7 @@ class Supervisor:
       self._shown = ""
 
   def _show(self, last: bool = False) -> None:
-    """Shows the line of progress, or what processes have written."""
+    """Shows the line of progress, or the output of processes."""
     for process in self._processes:
       while lines := process.new_lines():
         for line in lines if self._options.follow else ():

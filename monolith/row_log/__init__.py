@@ -1,5 +1,5 @@
-"""The row log: what training writes to Kafka, and what serving reads, so that rows stay fresh.
+"""The row log, which training writes to Kafka and serving reads, so that rows stay fresh.
 
-`row_log` says what a batch of rows is, `dense_sets` the same of dense variables, `topics` where
-they go, `kafka_client` how a broker is spoken to, `sync_state` from where a reader goes on.
+`row_log` has batches of rows, `dense_sets` sets of dense variables, `topics` their topics,
+`kafka_client` the clients of brokers, and `sync_state` the positions of readers.
 """

@@ -1,9 +1,9 @@
 """Dense variables of a model in training, published as versioned sets.
 
 A set holds every variable that a served model may have, at one step. It is cut into messages of at
-most 900,000 bytes; the bytes of a tensor that is larger than that are cut, too, and belong together
-by its name. The topic has one partition and keeps messages as the row log does, not compacted:
-variables of different versions do not fit together.
+most 900,000 bytes; a larger tensor is cut, too, and its parts have the same name. The topic has one
+partition and keeps messages as the row log does, not compacted: variables of different versions do
+not match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monolith.row_log import kafka_client, topics
 from monolith.row_log.framing import frame
 from monolith.row_log.partition_reader import read_log_ends
 
-# The most of a message, without its checksum and the fields beside tensors.
+# The largest tensors of a message, without its checksum and other fields.
 _TENSOR_BYTES = kafka_client.MAX_MESSAGE_BYTES - 4096
 _RETRY_SECS = 1.0
 _FLUSH_SECS = 10
@@ -94,7 +94,7 @@ def join_partitions(
 
 
 def slice_of(part: Any) -> tuple[slice, ...]:
-  """Returns where a partition lies in its variable."""
+  """Returns the place of a partition in its variable."""
   return tuple(slice(begin, begin + size) for begin, size in zip(part.var_offset, part.var_shape))
 
 
@@ -106,7 +106,7 @@ class DenseSetPublisher:
     model: name of the model in the topic.
 
   Attributes:
-    published: how many sets brokers have acknowledged.
+    published: the number of sets that brokers have acknowledged.
   """
 
   def __init__(self, servers: str, model: str):
@@ -121,13 +121,13 @@ class DenseSetPublisher:
     self._thread.start()
 
   def put(self, version: int, variables: Mapping[str, np.ndarray]) -> None:
-    """Lets a set be sent; returns at once."""
+    """Hands over a set to be sent; returns at once."""
     with self._changed:
       self._waiting = version, variables
       self._changed.notify_all()
 
   def close(self) -> None:
-    """Sends what waits, for as long as a broker can be expected to take, and ends the thread."""
+    """Sends the waiting set, up to a time limit for the broker, and ends the thread."""
     with self._changed:
       self._closed = True
       self._changed.notify_all()
@@ -179,7 +179,7 @@ class DenseSetPublisher:
 
 
 class DenseSetHook(tf.compat.v1.train.SessionRunHook):
-  """Publishes the dense variables of the session in which it runs, every so often.
+  """Publishes the dense variables of its session at intervals.
 
   Args:
     servers: comma-separated `host:port` of brokers.
@@ -213,7 +213,7 @@ class DenseSetHook(tf.compat.v1.train.SessionRunHook):
       self._publish(run_context.session)
 
   def end(self, session: Any) -> None:
-    """Publishes the last state, as the last checkpoint has it."""
+    """Publishes the last state, which the last checkpoint has."""
     self._publish(session)
     assert self._publisher is not None
     self._publisher.close()

@@ -25,7 +25,7 @@ _SHORTEST_SECS = 0.1
 _OLD_BROKER = {
   "api.version.request": False,
   "broker.version.fallback": "0.9.0.1",
-  # One of those requests that get no answer costs so much, instead of a minute.
+  # A request that gets no answer costs this much instead of a minute.
   "socket.timeout.ms": 10_000,
   # Every client warns that a later librdkafka will not know such brokers.
   "log_level": 3,
@@ -38,9 +38,9 @@ _LOG_SECS = 10.0
 
 
 class _Seldom(logging.Filter):
-  """Lets a line of each kind pass every few seconds: they come without end while a broker is away.
+  """Passes one line of each kind every few seconds: there is no end of them while a broker is away.
 
-  The kind is librdkafka's facility, its first argument.
+  The kind is librdkafka's facility, the first argument.
   """
 
   def __init__(self) -> None:
@@ -63,11 +63,11 @@ LOGGER.addFilter(_Seldom())
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """Holds the abilities of the brokers of a cluster.
+  """The features of the brokers of a cluster.
 
   Attributes:
-    version: the oldest version that is named for one of them; empty for 0.11 and newer ones, which
-      need no name.
+    version: the oldest version named for one of them; empty for 0.11 and newer ones, which need
+      not be named.
   """
 
   version: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class Features:
 
 
 def probe(servers: str, timeout_secs: float = 30) -> Features:
-  """Returns what brokers can do. Those without a named version have to answer, once per process.
+  """Returns the features of brokers. Those without a named version must answer, once per process.
 
   Args:
     servers: comma-separated `host:port` of brokers.
@@ -97,7 +97,7 @@ def probe(servers: str, timeout_secs: float = 30) -> Features:
 
   Raises:
     ConnectionError: none answered in time.
-    ValueError: an address is not `host:port`, or a version that is named is none.
+    ValueError: an address is not `host:port`, or a named version is malformed.
   """
   addresses = [server.strip() for server in servers.split(",") if server.strip()]
   if not addresses:
@@ -122,7 +122,7 @@ def probe(servers: str, timeout_secs: float = 30) -> Features:
 
 
 def remember_version(server: str, version: str) -> None:
-  """Tells this process, and those that it starts, how old a broker is.
+  """Records the version of a broker, for this process and those that it starts.
 
   Args:
     server: its `host:port`.
@@ -134,7 +134,7 @@ def remember_version(server: str, version: str) -> None:
 
 
 def _named_versions() -> dict[str, tuple[int, ...]]:
-  """Returns `host:port` -> version, as the environment names it."""
+  """Returns the versions that the environment names, by `host:port`."""
   found = {}
   entries = (entry.strip() for entry in os.environ.get(_VERSIONS, "").split(","))
   for entry in filter(None, entries):
@@ -186,7 +186,7 @@ def make_producer(servers: str, extra: Mapping[str, Any] | None = None) -> confl
     "max.in.flight.requests.per.connection": 1,
     "message.send.max.retries": 10_000_000,
     "retry.backoff.ms": 100,
-    # 0: a message waits for its broker as long as the process lives.
+    # 0: a message waits for its broker until the process ends.
     "message.timeout.ms": 0,
     "message.max.bytes": 1_000_000,
   }

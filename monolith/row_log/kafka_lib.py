@@ -1,4 +1,4 @@
-"""Loads Kafka's client library, an extra; importing it from here tells how to install it."""
+"""Loads Kafka's client library, an extra; the error of this import says how to install it."""
 
 from monolith import _install
 

@@ -1,4 +1,4 @@
-"""One partition of a log, for its writer: appends with offsets, and reads what is there."""
+"""One partition of a log, for its writer, which appends messages and reads them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolith.row_log.kafka_lib import KafkaError, KafkaException, Message, Topi
 _POLL_SECS = 0.1
 _RETRY_SECS = 1.0
 _ANSWER_SECS = 10.0
-# A broker that answers nothing for so long while messages are there has a problem.
+# A broker that does not answer for this long while there are messages has a problem.
 _SILENCE_SECS = 30.0
 _LOG_SECS = 10.0
 
@@ -35,15 +35,15 @@ class LogPartition:
     self.topic = topic
     self.partition = partition
     self._producer = kafka_client.make_producer(servers)
-    # Positions come with calls; the group exists because a consumer must have one.
+    # Calls give positions; the group exists because a consumer must have one.
     self._consumer = kafka_client.make_consumer(servers, f"monolith.{topic}.{partition}")
 
   def close(self) -> None:
-    """Gives the connections back."""
+    """Closes the connections."""
     self._consumer.close()
 
   def ends(self) -> tuple[int, int]:
-    """Returns the oldest offset that is there, and the next one to be written.
+    """Returns the oldest offset, and the next one to be written.
 
     Raises:
       confluent_kafka.KafkaException: the brokers do not answer, or know no such partition.
@@ -65,7 +65,7 @@ class LogPartition:
 
     Raises:
       confluent_kafka.KafkaException: the messages cannot be read.
-      TimeoutError: the broker says nothing.
+      TimeoutError: the broker does not answer.
     """
     if begin >= end:
       return
@@ -75,7 +75,7 @@ class LogPartition:
       while stopped is None or not stopped.is_set():
         message = self._consumer.poll(_POLL_SECS)
         if message is None:
-          # Offsets may end with some that hold no message.
+          # The last offsets may hold no message.
           position = self._consumer.position([TopicPartition(self.topic, self.partition)])[0]
           if position.offset >= end:
             return
@@ -105,10 +105,10 @@ class LogPartition:
   def append(self, messages: Sequence[bytes], stopped: threading.Event | None = None) -> list[int]:
     """Appends messages, however long that takes, and returns their offsets.
 
-    A message that the brokers refuse is sent again; while they are away, it waits.
+    Sends a refused message again, and waits while brokers are away.
 
     Args:
-      messages: what to append.
+      messages: the messages to append.
       stopped: ends the waiting.
 
     Raises:
@@ -139,7 +139,7 @@ class LogPartition:
           )
           return
         except BufferError:
-          # Full for as long as brokers are away.
+          # The queue stays full while brokers are away.
           check_stopped()
           self._producer.poll(_POLL_SECS)
 

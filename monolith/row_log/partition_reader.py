@@ -9,7 +9,7 @@ from monolith.row_log import kafka_client, topics
 from monolith.row_log.kafka_lib import KafkaError, KafkaException, confluent_kafka
 from monolith.row_log.sync_state import LogEnd
 
-# A name is wanted even where nothing is committed.
+# A group is required although nothing is committed.
 _GROUP = "monolith-reader"
 _CRC_BYTES = 4
 _GONE = (
@@ -19,7 +19,7 @@ _GONE = (
 
 
 class OffsetGoneError(LookupError):
-  """The log does not hold an offset, any more or yet."""
+  """The log does not hold an offset, no longer or not yet."""
 
 
 class PartitionReader:
@@ -43,7 +43,7 @@ class PartitionReader:
       "group.id": _GROUP,
       "enable.auto.commit": False,
       "enable.auto.offset.store": False,
-      # A position that is gone is for the caller to decide on.
+      # The caller decides about a position that is gone.
       "auto.offset.reset": "error",
       "enable.partition.eof": True,
       "fetch.wait.max.ms": 50,
@@ -72,17 +72,17 @@ class PartitionReader:
       raise
 
   def seek(self, offset: int) -> None:
-    """Lets `read` go on at an offset."""
+    """Makes `read` go on at an offset."""
     self._consumer.assign(
       [confluent_kafka.TopicPartition(self._partition.topic, self._partition.partition, offset)]
     )
 
   def read(self, max_messages: int, timeout_secs: float) -> tuple[list[tuple[int, bytes]], int]:
-    """Returns messages as (offset, value), and where the partition's end was met.
+    """Returns messages as (offset, value), and the partition's end if it was met.
 
     Args:
-      max_messages: how many at most.
-      timeout_secs: how long to wait for the first.
+      max_messages: the most messages.
+      timeout_secs: how long to wait for the first one.
 
     Returns:
       The messages in order, and the offset of the partition's end, -1 where it was not met.
@@ -108,7 +108,7 @@ class PartitionReader:
     return found, end
 
   def close(self) -> None:
-    """Leaves the brokers."""
+    """Closes the connections."""
     self._consumer.close()
 
 
@@ -152,7 +152,7 @@ def _read_end(servers: str, topic: str, partition: int, timeout_secs: float) -> 
 
 
 def _end_after(topic: str, value: bytes, next_offset: int) -> LogEnd:
-  """Returns the end behind a message; nothing is known about a batch that cannot be read."""
+  """Returns the end after a message, without a batch if the message cannot be read."""
   is_dense = topic.startswith(topics.dense_topic(""))
   message = DenseSet() if is_dense else RowBatch()
   try:

@@ -1,9 +1,9 @@
-"""Puts charts into a page that loads nothing: Plotly's script and ours, both inside the page.
+"""Puts charts into a self-contained page, with the scripts of Plotly and our own inside.
 
-The script is the one in PyPI's package `plotly`, the extra `report`. A page asks for no other file
-and no address: its policy (Content-Security-Policy) forbids it, and any script that is not ours.
-Names come from files, so they are escaped twice: for HTML, and for Plotly, which takes `<b>` and
-its like in a text for markup.
+The script is the one in PyPI's package `plotly`, the extra `report`. A page loads no other file
+and no address: its policy (Content-Security-Policy) forbids that, and all other scripts. Names come
+from files, so they are escaped twice: for HTML, and for Plotly, which takes `<b>` and the like for
+markup.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 
 from monolith import _install
 
-# Tell apart what has no table: runs, training and evaluation.
+# Colours of everything but tables: runs, training and evaluation.
 COLORS = ("#1f6feb", "#d1570b", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0a7b83", "#57606a")
-# Between the hues of further ones, in degrees: neighbours differ, and none comes twice soon.
+# The step between further hues, in degrees: neighbours differ, and none repeats soon.
 _GOLDEN_ANGLE = 137.508
 _DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 _NUM_BUCKETS = 30
 _MAX_POINTS = 2000
 _LABEL_LENGTH = 36
-# More of them stand beside the chart, where they can be scrolled.
+# Longer legends are beside the chart, where they can be scrolled.
 _NUM_BELOW = 4
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -40,7 +40,7 @@ def plotly_script() -> str:
   """Returns Plotly's script, from the package that is installed.
 
   Raises:
-    ModuleNotFoundError: it is not; the message says how to install it.
+    ModuleNotFoundError: it is not installed; the message says how to do that.
   """
   with _install.naming_extra("report"):
     from plotly import offline
@@ -48,7 +48,7 @@ def plotly_script() -> str:
 
 
 def charts_script() -> str:
-  """Returns our script, which has colours, axes and buttons that all charts share."""
+  """Returns our script, with the colours, axes and buttons that all charts share."""
   return (_FOLDER / "charts.js").read_text("utf-8")
 
 
@@ -60,7 +60,7 @@ def color(index: int) -> str:
 
 
 def dash(index: int) -> str:
-  """Returns how the line of the run of this number is drawn."""
+  """Returns the line style of the run of this number."""
   return _DASHES[index % len(_DASHES)]
 
 
@@ -78,12 +78,12 @@ def line(
   Of more than 2,000 points, the least and the greatest of each stretch are drawn.
 
   Args:
-    name: what the legend calls it; may have any characters.
+    name: its name in the legend; may have any characters.
     x: its steps.
-    y: its values; a gap is drawn where one is not finite.
+    y: its values; a value that is not finite becomes a gap.
     color: its colour.
-    dash: how the line is drawn.
-    shown: whether it is drawn from the start on, else after a click at its name.
+    dash: its line style.
+    shown: whether it is visible at first, or only after a click on its name.
   """
   kept = _thin_out(y)
   has_gaps = not all(map(math.isfinite, y))
@@ -100,14 +100,14 @@ def line(
 
 
 def _label(name: str) -> str:
-  """Returns a name for a legend: as Plotly shows it unchanged, and not too long."""
+  """Returns a name for a legend, escaped for Plotly and not too long."""
   if len(name) > _LABEL_LENGTH:
     name = f"{name[: _LABEL_LENGTH // 2]}…{name[-(_LABEL_LENGTH // 2) :]}"
   return html.escape(name, quote=False)
 
 
 def _thin_out(values: Sequence[float]) -> list[int]:
-  """Returns the places of the values to draw."""
+  """Returns the indices of the values to draw."""
   if len(values) <= _MAX_POINTS:
     return list(range(len(values)))
   kept = {0, len(values) - 1}
@@ -125,9 +125,9 @@ def bars(
   """Returns a histogram for `figure`, `None` if it is empty.
 
   Args:
-    name: what the legend calls it.
+    name: its name in the legend.
     limits: the edges of the buckets, one more than there are counts.
-    counts: how many values are in each.
+    counts: the number of values in each.
     color: its colour.
   """
   counts = np.asarray(list(counts), float)
@@ -172,11 +172,11 @@ def figure(
 
   Args:
     title: its caption.
-    traces: what is in it.
-    x_title: what the horizontal axis counts.
+    traces: its curves or histograms.
+    x_title: the title of the horizontal axis.
     note: a sentence below it.
     log_scale: whether a button offers a logarithmic axis.
-    layout: what differs from the layout of all charts, as Plotly names it.
+    layout: differences from the layout of all charts, in Plotly's terms.
   """
   button = "<button type=button class=log aria-pressed=false>log</button>" if log_scale else ""
   if not any(value is not None for trace in traces for value in trace["y"]):
@@ -200,7 +200,7 @@ def figure(
 
 
 def _to_json(value: Any) -> str:
-  """Returns JSON that ends no script element, whatever is in it."""
+  """Returns JSON that cannot end a script element."""
   text = json.dumps(value, allow_nan=False, separators=(",", ":"))
   return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -209,8 +209,8 @@ def make_page(title: str, body: str) -> str:
   """Returns a page with charts in it.
 
   Args:
-    title: what the browser's window is called.
-    body: HTML, with what `figure` returns in it.
+    title: the title of the browser's window.
+    body: HTML, with results of `figure` in it.
 
   Raises:
     ModuleNotFoundError: Plotly is not installed; the message says how to install it.

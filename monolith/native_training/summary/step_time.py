@@ -1,8 +1,8 @@
-"""Tells where the time of a step goes, from a profile that a training run has written.
+"""Computes where the time of a step goes, from a profile of a training run.
 
-A run profiles ten steps within its first minute, and ten more now and then
+A run profiles ten steps within its first minute, and ten more from time to time
 (`enable_tf2_profiler_hook`), with every op of every thread. Threads work at the same time, so the
-parts of a step may add up to more than it.
+parts of a step may add up to more than its length.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TRANSFERS = ("Queue", "_Send", "_HostSend", "Iterator")
 
 
 class StepTime(NamedTuple):
-  """Says where the time of a step goes.
+  """The parts of the time of a step.
 
   Attributes:
-    num_steps: how many were profiled.
-    step_ms: how long one takes.
-    parts_ms: part -> milliseconds of a step, of all threads together, the longest first.
+    num_steps: the number of profiled steps.
+    step_ms: the length of a step.
+    parts_ms: the milliseconds of each part, of all threads together, the longest first.
     time: when the profile was written, in unix seconds.
   """
 
@@ -52,7 +52,7 @@ class StepTime(NamedTuple):
 
 
 def read(model_dir: str) -> StepTime | None:
-  """Returns what the newest profile below a model's folder says; `None` if there is none.
+  """Returns the result of the newest profile below a model's folder; `None` if there is none.
 
   Raises:
     ValueError: the profile is damaged.
@@ -62,7 +62,7 @@ def read(model_dir: str) -> StepTime | None:
 
 
 def read_all(model_dir: str, limit: int = 10) -> list[StepTime]:
-  """Returns what the newest profiles below a model's folder say, the oldest of them first.
+  """Returns the results of the newest profiles below a model's folder, the oldest of them first.
 
   Args:
     model_dir: the folder.
@@ -77,7 +77,7 @@ def read_all(model_dir: str, limit: int = 10) -> list[StepTime]:
 
 
 def _read_profile(path: str) -> Sequence[StepTime]:
-  """Returns what a profile says: one item, or none if no step is in it."""
+  """Returns the result of a profile: one item, or none if it has no step."""
   with open(path, "rb") as file:
     try:
       space = xplane_pb2.XSpace.FromString(file.read())
@@ -121,10 +121,10 @@ def _summarise(plane: Any) -> StepTime | None:
 
 
 def _working_ps(events: Any, names: dict[int, str]) -> float:
-  """Returns how long a thread of the input pipeline works.
+  """Returns the time for which a thread of the input pipeline works.
 
-  Its events lie within one another. Each counts without those within it, and not at all if it is
-  one in which the thread waits for others.
+  Events are nested. Each counts without those inside it, and not at all if the thread waits for
+  others in it.
   """
   working = 0
   stack: list[Any] = []  # [end, does it work], the innermost last
@@ -141,7 +141,7 @@ def _working_ps(events: Any, names: dict[int, str]) -> float:
 
 
 def _part_of(name: str) -> str | None:
-  """Returns the part of a step that an event belongs to; `None` if it is none, or others hold it.
+  """Returns the part of a step that an event belongs to; `None` for other and outer events.
 
   Args:
     name: `<name of the op>:<its type>` of an op.
