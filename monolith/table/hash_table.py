@@ -182,9 +182,10 @@ class HashTable(methods.TableMethods):
     else:
       arrays.check_out(out, keys.size, self._dim)
     code = self._library.mono_table_lookup(
-      self.handle, arrays.address(keys), keys.size, arrays.address(out), None
+      self._handle or self.handle, arrays.address(keys), keys.size, arrays.address(out), None
     )
-    library.check(code)
+    if code != 0:
+      library.check(code)
     return out
 
   def contains(self, ids: Any) -> np.ndarray:

@@ -72,7 +72,7 @@ class MethodsTest(unittest.TestCase):
       for cls in (tables.HashTable, monolith.HashTable)
     )
     self.assertEqual(set(ours) - set(theirs), {"seed", "initial_capacity"})
-    self.assertEqual(set(theirs) - set(ours), {"label"})
+    self.assertEqual(set(theirs) - set(ours), {"label", "device"})
     for name in set(ours) & set(theirs):
       self.assertEqual(ours[name], theirs[name], name)
 
