@@ -173,6 +173,8 @@ int GpuTable::Write(Stream stream, const std::vector<GpuTable*>& tables, std::ve
   for (const Job& job : jobs) MONO_GPU_TRY(CheckCount(job.n));
   std::vector<GpuTable*> busy;
   std::vector<Job> work;
+  busy.reserve(tables.size());
+  work.reserve(tables.size());
   for (size_t i = 0; i < tables.size(); ++i) {
     if (jobs[i].n == 0) continue;
     busy.push_back(tables[i]);

@@ -13,33 +13,12 @@
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
 #include "monolith/native_training/runtime/gpu/table_batches.h"
+#include "monolith/native_training/runtime/gpu/table_duplicates.h"
 #include "monolith/native_training/runtime/gpu/table_jobs.h"
-#include "monolith/native_training/runtime/gpu/table_sums.h"
-#include "monolith/native_training/runtime/gpu/thread_block.h"
 
 namespace monolith {
 namespace gpu {
 namespace {
-
-constexpr uint32_t kNoPosition = 0xffffffffu;
-
-MONO_DEVICE uint32_t CompareAndSwap(uint32_t* word, uint32_t before, uint32_t after) {
-#if defined(__CUDACC__)
-  return atomicCAS(word, before, after);
-#else
-  const uint32_t seen = *word;
-  if (seen == before) *word = after;
-  return seen;
-#endif
-}
-
-MONO_DEVICE void LowerTo(uint32_t* word, uint32_t value) {
-#if defined(__CUDACC__)
-  atomicMin(word, value);
-#else
-  if (value < *word) *word = value;
-#endif
-}
 
 // Gives equal ids of a table one place in a hash table of positions, which keeps the first of them.
 struct ClaimPlaces {
@@ -108,38 +87,6 @@ struct TakeFirsts {
     }
   }
 };
-
-// Replaces each lane's value by what comes before it, *carry first, and *carry by all of them.
-template <typename Op>
-MONO_DEVICE void ScanLanes(const ThreadBlock& block, uint32_t* values, uint32_t* of_warps,
-                           uint32_t* carry, const Op& op) {
-#if defined(__CUDACC__)
-  (void)block;
-  const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
-  uint32_t inclusive = values[threadIdx.x];
-  for (int width = 1; width < kWarpLanes; width *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, inclusive, width);
-    if (lane >= width) inclusive = op(other, inclusive);
-  }
-  if (lane == kWarpLanes - 1) of_warps[warp] = inclusive;
-  uint32_t before = *carry;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) before = op(before, of_warps[w]);
-  const uint32_t left = __shfl_up_sync(kAllLanes, inclusive, 1);
-  values[threadIdx.x] = lane == 0 ? before : op(before, left);
-  if (threadIdx.x == kLanes - 1) *carry = op(before, inclusive);
-  __syncthreads();
-#else
-  (void)block, (void)of_warps;
-  uint32_t before = *carry;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const uint32_t own = values[lane];
-    values[lane] = before;
-    before = op(before, own);
-  }
-  *carry = before;
-#endif
-}
 
 constexpr int kRowsOfLane = 8;
 constexpr uint32_t kRoundRows = kLanes * kRowsOfLane;
@@ -334,10 +281,6 @@ struct NumberIds {
   }
 };
 
-int64_t MostChunks(int64_t n, uint32_t fused) {
-  return fused == kNoPosition ? 0 : n / kSumChunk + n / (int64_t{fused} + 1) + 1;
-}
-
 constexpr int64_t kMostJoined = int64_t{1} << 30;
 
 }  // namespace
@@ -370,13 +313,40 @@ struct GpuTable::Alike {
     return sum == other.sum && fused == other.fused && dim == other.dim && type == other.type &&
            packed == other.packed && jobs.size() < kMostBatches && n + others <= kMostJoined;
   }
+
+  // Hands what was found to the batches, and adds up gradients.
+  int UseFound(Stream stream, const JoinedBatches& joined, const FoundDuplicates& found,
+               int64_t most_chunks) const {
+    const DeviceBuffer& added = tables[0]->sums_;
+    for (int t = 0; t < joined.count; ++t) {
+      Batch* const batch = batches[t];
+      const uint32_t begin = joined.begins[t];
+      batch->ids = found.distinct + begin;
+      batch->count = found.totals + t;
+      batch->starts = found.starts + begin + t;
+      batch->order = found.order + begin;
+      batch->sum = sum;
+      batch->sum_rows = found.sum_rows + begin;
+      batch->sums = added.As<float>();
+      batch->fused = fused;
+    }
+    if (!sum) return MONO_GPU_OK;
+    return LaunchSums(stream,
+                      {joined, found.chunks, found.num_chunks, most_chunks, found.starts,
+                       found.order, static_cast<int>(dim), found.arrived, added.As<float>()},
+                      type, packed);
+  }
 };
 
 // Finds the first position of every id, then sorts (first position, position): equal ids become
 // neighbours, their positions stay in order, and ids in the order in which they first came. Sorting
-// by the few bits of positions takes a third of what sorting by ids takes.
+// by the few bits of positions takes a third of what sorting by ids takes. Small batches are looked
+// through by a block each: launches would take longer than their work.
 int GpuTable::FindTogether(Stream stream, const Alike& alike) {
   const int64_t n = alike.n;
+  int64_t largest = 0;
+  for (const Job* const job : alike.jobs) largest = std::max(largest, job->n);
+  const bool in_blocks = largest <= kBlockIds;
   JoinedBatches joined = {};
   joined.count = static_cast<int>(alike.jobs.size());
   const int64_t tile_rows = CeilDiv(n, kRoundRows * kMostTiles) * kRoundRows;
@@ -391,8 +361,10 @@ int GpuTable::FindTogether(Stream stream, const Alike& alike) {
   joined.Set(joined.count, at, words, tiles, nullptr, {});
   const int bits = BitsOf(static_cast<uint64_t>(n - 1));
   int64_t scratch = 0;
-  MONO_GPU_TRY(SortScratch<uint32_t>(n, bits, &scratch));
-  const int64_t places = int64_t{1} << (bits + 1), most_chunks = MostChunks(n, alike.fused);
+  if (!in_blocks) MONO_GPU_TRY(SortScratch<uint32_t>(n, bits, &scratch));
+  const int64_t places = in_blocks ? 0 : int64_t{1} << (bits + 1);
+  const int64_t chunk_room = MostChunks(largest, alike.fused);
+  const int64_t most_chunks = in_blocks ? joined.count * chunk_room : MostChunks(n, alike.fused);
   int64_t bytes = 0;
   const auto part = [&bytes](int64_t size) {
     const int64_t begin = bytes;
@@ -422,6 +394,18 @@ int GpuTable::FindTogether(Stream stream, const Alike& alike) {
   const auto words_at = [base](int64_t offset) {
     return reinterpret_cast<uint32_t*>(base + offset);
   };
+  const FoundDuplicates found = {reinterpret_cast<int64_t*>(base + distinct_at),
+                                 words_at(order_at),
+                                 words_at(starts_at),
+                                 words_at(sum_rows_at),
+                                 words_at(totals_at),
+                                 reinterpret_cast<SumChunk*>(base + chunks_at),
+                                 words_at(num_chunks_at),
+                                 words_at(arrived_at)};
+  if (in_blocks) {
+    MONO_GPU_TRY(LaunchBlockDuplicates(stream, joined, alike.fused, chunk_room, found));
+    return alike.UseFound(stream, joined, found, most_chunks);
+  }
   uint32_t* const firsts = words_at(firsts_at);
   MONO_GPU_TRY(FillBytes(stream, base, 0xff, filled));
   MONO_GPU_TRY(ForWarps(stream, words, kAllBlocks,
@@ -436,31 +420,12 @@ int GpuTable::FindTogether(Stream stream, const Alike& alike) {
     return ForBlocks(
         stream, tiles, static_cast<int64_t>(sizeof(typename Program::Shared)),
         Program{joined, words_at(sorted_at), words_at(order_at), static_cast<uint32_t>(tile_rows),
-                alike.fused, reinterpret_cast<TileCounts*>(base + counts_at),
-                reinterpret_cast<int64_t*>(base + distinct_at), words_at(starts_at),
-                words_at(sum_rows_at), words_at(totals_at),
-                reinterpret_cast<SumChunk*>(base + chunks_at), words_at(num_chunks_at)});
+                alike.fused, reinterpret_cast<TileCounts*>(base + counts_at), found.distinct,
+                found.starts, found.sum_rows, found.totals, found.chunks, found.num_chunks});
   };
   MONO_GPU_TRY(number(std::false_type()));
   MONO_GPU_TRY(number(std::true_type()));
-  for (int t = 0; t < joined.count; ++t) {
-    Batch* const batch = alike.batches[t];
-    const uint32_t begin = joined.begins[t];
-    batch->ids = reinterpret_cast<int64_t*>(base + distinct_at) + begin;
-    batch->count = words_at(totals_at) + t;
-    batch->starts = words_at(starts_at) + begin + t;
-    batch->order = words_at(order_at) + begin;
-    batch->sum = alike.sum;
-    batch->sum_rows = words_at(sum_rows_at) + begin;
-    batch->sums = sums.As<float>();
-    batch->fused = alike.fused;
-  }
-  if (!alike.sum) return MONO_GPU_OK;
-  return LaunchSums(stream,
-                    {joined, reinterpret_cast<const SumChunk*>(base + chunks_at),
-                     words_at(num_chunks_at), most_chunks, words_at(starts_at), words_at(order_at),
-                     static_cast<int>(alike.dim), words_at(arrived_at), sums.As<float>()},
-                    alike.type, alike.packed);
+  return alike.UseFound(stream, joined, found, most_chunks);
 }
 
 int GpuTable::FindDuplicates(Stream stream, const std::vector<GpuTable*>& tables, const Job* jobs,

@@ -76,6 +76,7 @@ struct AddChunks {
 
   MONO_DEVICE void Add(int64_t chunk, int lane) const {
     const SumChunk what = task.chunks[chunk];
+    if (what.id == kNoChunk) return;
     const int64_t begin = task.batches.begins[what.batch];
     const uint32_t* const starts = task.starts + begin + what.batch + what.id;
     const uint32_t start = starts[0], all = starts[1] - start;

@@ -74,6 +74,8 @@ struct alignas(16) SumChunk {
   uint32_t reserved;
 };
 
+constexpr uint32_t kNoChunk = 0xffffffffu;  // the id of a chunk that is none
+
 struct SumTask {
   JoinedBatches batches;
   const SumChunk* chunks;

@@ -528,7 +528,8 @@ inline DifferentialOptions SkewedOptions(int number) {
   options.seed = static_cast<uint32_t>(number) + 1000;
   options.skewed = true;
   options.steps = Sized(10, 6);
-  options.max_batch = number % 7 == 0 ? Sized(3000, 150) : Sized(300, 100);
+  // Equal ids of more than 4096 are looked for by many blocks.
+  options.max_batch = number % 7 == 0 ? Sized(6000, 150) : Sized(300, 100);
   options.distinct_ids = Sized(200, 60);
   return options;
 }

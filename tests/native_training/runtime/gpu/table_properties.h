@@ -363,7 +363,9 @@ inline std::string SumsDependOnTheIdAlone() {
     for (const std::vector<int64_t>& counts :
          {std::vector<int64_t>{1}, std::vector<int64_t>{2, 1, 3, 4, 5, 31, 32, 33, 64, 65},
           std::vector<int64_t>{1, 1023, 1, 1024, 1025, 2049, 7, 2, 2, 2},
-          std::vector<int64_t>{3000}, std::vector<int64_t>(40, 1)}) {
+          std::vector<int64_t>{3000}, std::vector<int64_t>(40, 1),
+          // As many as one block looks through, and one more.
+          std::vector<int64_t>{4060, 17, 16, 3}, std::vector<int64_t>{4060, 17, 16, 4}}) {
       if (IsSanitized() && counts.size() != 10 && dim > 4) continue;
       const std::string error = SumsDependOnTheIdAlone(dim, engine::OptimizerKind::kSgd, counts);
       if (!error.empty()) return error;
