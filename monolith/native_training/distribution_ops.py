@@ -487,6 +487,7 @@ def fused_reduce_and_split_gpu(
   embeddings: Sequence[tf.Tensor],
   slice_dims: Sequence[Sequence[int]],
   name: str | None = None,
+  has_one_each: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
   """Sums each table's rows between its row splits and cuts the columns into slices.
 
@@ -495,6 +496,8 @@ def fused_reduce_and_split_gpu(
     embeddings: float [splits[i][-1], sum(slice_dims[i])].
     slice_dims: widths of the slices of each table.
     name: name of the op.
+    has_one_each: bool [tables], on the host: whether each row has one id. Whoever knows that has
+      looked at the splits, so that a GPU does not report on them, and nothing waits for that.
 
   Returns:
     float [batch, width], the slices of all tables in order.
@@ -516,6 +519,16 @@ def fused_reduce_and_split_gpu(
   else:
     with tf.device("/device:CPU:0"):
       merged_splits = tf.concat([tf.cast(split, tf.int32) for split in splits], 0)
+  if has_one_each is not None:
+    return gen_distribution_ops.monolith_pool_packed_ids(
+      merged_splits,
+      embeddings,
+      has_one_each,
+      num_slices=len(flat_dims),
+      slice_dims=flat_dims,
+      row_split_splits=starts,
+      name=name,
+    )
   return gen_distribution_ops.monolith_fused_reduce_and_split_gpu(
     merged_splits,
     embeddings,
@@ -536,6 +549,20 @@ def _fused_reduce_and_split_gpu_gradient(op: tf.Operation, *grads: tf.Tensor):
     row_split_splits=op.get_attr("row_split_splits"),
   )
   return [None] + list(embedding_grads)
+
+
+@tf.RegisterGradient("MonolithPoolPackedIds")
+def _pool_packed_ids_gradient(op: tf.Operation, *grads: tf.Tensor):
+  splits, *embeddings, has_one_each = op.inputs
+  embedding_grads = gen_distribution_ops.monolith_pool_packed_ids_grad(
+    splits,
+    embeddings,
+    list(grads),
+    has_one_each,
+    slice_dims=op.get_attr("slice_dims"),
+    row_split_splits=op.get_attr("row_split_splits"),
+  )
+  return [None] + list(embedding_grads) + [None]
 
 
 def normalize_merged_split(row_split: tf.Tensor, row_split_size: tf.Tensor) -> tf.Tensor:

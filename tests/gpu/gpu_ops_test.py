@@ -307,6 +307,50 @@ class GpuOpsTest(tf.test.TestCase):
 
     self.compare(call)
 
+  def test_pooling_of_packed_ids_and_its_gradient(self):
+    ones = np.arange(8, dtype=np.int32)
+    dims = [[3], [4, 1], [2], [5], [3], [16, 8], [1]]
+    for one_each in ("1111111", "0000000", "1011001", "0100110"):
+      flags = [flag == "1" for flag in one_each]
+      splits = [
+        ones
+        if flag
+        else np.concatenate([[0], np.cumsum(self.rng.integers(0, 5, 7))]).astype(np.int32)
+        for flag in flags
+      ]
+      embeddings = [_floats(self.rng, s[-1], sum(d)) for s, d in zip(splits, dims)]
+
+      def call(splits=splits, embeddings=embeddings, flags=flags):
+        inputs = [tf.identity(e) for e in embeddings]
+        with tf.device("/device:CPU:0"):
+          has_one_each = tf.constant(flags)
+        with tf.GradientTape() as tape:
+          tape.watch(inputs)
+          slices = distribution_ops.fused_reduce_and_split_gpu(
+            [tf.constant(s) for s in splits], inputs, dims, has_one_each=has_one_each
+          )
+          total = tf.add_n([tf.reduce_sum(s * s) for s in slices])
+        return slices + tape.gradient(total, inputs)
+
+      self.compare(call)
+
+  def test_a_flag_of_packed_ids_that_does_not_fit_the_rows_is_refused(self):
+    def call():
+      with tf.device("/device:CPU:0"):
+        has_one_each = tf.constant([True])
+      return gen.monolith_pool_packed_ids(
+        np.array([0, 1, 3], np.int32),
+        [np.ones((3, 2), np.float32)],
+        has_one_each,
+        num_slices=1,
+        slice_dims=[2],
+        row_split_splits=[0, 3],
+      )
+
+    with tf.device("/device:GPU:0"):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r"has_one_each\[0\] is true"):
+        call()
+
   def test_fused_reduce_and_split_bad_splits(self):
     for splits in ([1, 2, 3], [0, 1, 2], [0, 4, 3], [0, -1, 3]):
       for grad in (False, True):

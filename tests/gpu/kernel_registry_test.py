@@ -30,6 +30,8 @@ _KERNELS = {
   "MonolithFusedSegmentSum": ["shape"],
   "MonolithFusedReduceAndSplitGPU": [],
   "MonolithFusedReduceAndSplitGPUGrad": [],
+  "MonolithPoolPackedIds": ["has_one_each"],
+  "MonolithPoolPackedIdsGrad": ["has_one_each"],
   "MonolithEmbeddingToLayoutV3": ["batch_size"],
   "MonolithEmbeddingToLayoutGradV3": ["batch_size"],
   "MonolithEmbeddingToLayoutV4": ["batch_size", "fid_list_emb_row_lenth"],
@@ -144,7 +146,7 @@ _TABLE_KERNELS = {
   "MonolithMultiHashTableSave": ["mtable", "basename", "output_mtable"],
   "MonolithMultiHashTableRestore": ["mtable", "basename", "output_mtable"],
   "MonolithMultiHashTableFeatureStat": ["basename", "features", "counts"],
-  "MonolithUnpackIds": ["sizes"],
+  "MonolithUnpackIds": ["places"],
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -46,6 +46,7 @@ def create_embedding_slices(
   name_to_embedding_ids: dict[str, tf.RaggedTensor],
   feature_to_combiner: dict[str, embedding_combiners.Combiner],
   feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
+  has_one_each: Mapping[str, tf.Tensor] | None = None,
 ) -> dict[SliceKey, tf.Tensor]:
   """Pools the embeddings of each feature per example and splits them into slices.
 
@@ -54,6 +55,8 @@ def create_embedding_slices(
     name_to_embedding_ids: feature name -> ragged ids `[batch, None]`; only the rows matter.
     feature_to_combiner: feature name -> how to pool.
     feature_to_unmerged_slice_dims: feature name -> sizes of the slices, which sum up to `dim`.
+    has_one_each: feature name -> whether each of its rows has one id, a bool scalar on the host;
+      `None` where nobody has looked at the rows.
 
   Returns:
     Key `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
@@ -95,6 +98,7 @@ def create_embedding_slices(
       name_to_embeddings,
       name_to_embedding_ids,
       feature_to_unmerged_slice_dims,
+      has_one_each,
     )
   return slices
 
@@ -153,14 +157,20 @@ def _reduce_sum_on_gpu(
   name_to_embeddings: dict[str, tf.Tensor],
   name_to_embedding_ids: dict[str, tf.RaggedTensor],
   feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
+  has_one_each: Mapping[str, tf.Tensor] | None,
 ) -> None:
   """Pools all features in one op: a kernel per feature would cost more to launch than the sums."""
   dims = [list(feature_to_unmerged_slice_dims[name]) for name in names]
+  flags = None
+  if has_one_each is not None:
+    with tf.device("/device:CPU:0"):
+      flags = tf.stack([has_one_each[name] for name in names])
   with device_utils.maybe_device_if_allowed(_GPU):
     parts = distribution_ops.fused_reduce_and_split_gpu(
       [name_to_embedding_ids[name].row_splits for name in names],
       [tf.convert_to_tensor(name_to_embeddings[name]) for name in names],
       dims,
+      has_one_each=flags,
     )
   for name, feature_dims in zip(names, dims):
     _add_slices(slices, name, feature_dims, parts[: len(feature_dims)])

@@ -63,6 +63,19 @@ updates: [len(indices[i]), ...].
 shape: of the output; its first dimension may exceed the largest index.
 )doc");
 
+Status ReducedShapes(InferenceContext* c, int num_tables) {
+  std::vector<int64_t> slice_dims, row_split_splits;
+  TF_RETURN_IF_ERROR(c->GetAttr("slice_dims", &slice_dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("row_split_splits", &row_split_splits));
+  TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
+  int64_t batch = 0;
+  TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, num_tables, &batch));
+  for (int i = 0; i < c->num_outputs(); ++i) {
+    SetOutputShape(c, i, c->Matrix(batch, slice_dims[i]));
+  }
+  return OkStatus();
+}
+
 REGISTER_OP("MonolithFusedReduceAndSplitGPU")
     .Input("splits: int32")
     .Input("updates: N * T")
@@ -72,18 +85,7 @@ REGISTER_OP("MonolithFusedReduceAndSplitGPU")
     .Attr("row_split_splits: list(int)")
     .Attr("T: {float}")
     .Attr("N: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> slice_dims, row_split_splits;
-      TF_RETURN_IF_ERROR(c->GetAttr("slice_dims", &slice_dims));
-      TF_RETURN_IF_ERROR(c->GetAttr("row_split_splits", &row_split_splits));
-      TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
-      int64_t batch = 0;
-      TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, c->num_inputs() - 1, &batch));
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        SetOutputShape(c, i, c->Matrix(batch, slice_dims[i]));
-      }
-      return OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) { return ReducedShapes(c, c->num_inputs() - 1); })
     .Doc(R"doc(
 Sums the rows of each table between its row splits and cuts the columns into slices.
 
@@ -113,6 +115,43 @@ Gradient of MonolithFusedReduceAndSplitGPU: each row receives the gradient of it
 updates: the forward op's; only their shapes are used.
 slices: gradients of the forward op's outputs.
 )doc");
+
+REGISTER_OP("MonolithPoolPackedIds")
+    .Input("splits: int32")
+    .Input("updates: N * float")
+    .Input("has_one_each: bool")
+    .Output("outputs: num_slices * float")
+    .Attr("num_slices: int >= 1")
+    .Attr("slice_dims: list(int)")
+    .Attr("row_split_splits: list(int)")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
+      return ReducedShapes(c, c->num_inputs() - 2);
+    })
+    .Doc(R"doc(
+MonolithFusedReduceAndSplitGPU for row splits that MonolithHasOneEach has checked on the host, so that
+a GPU does not report what it finds in them, and no step waits for that.
+
+has_one_each: [N], what MonolithHasOneEach returned. A table of one slice gives its rows as they are.
+)doc");
+
+REGISTER_OP("MonolithPoolPackedIdsGrad")
+    .Input("splits: int32")
+    .Input("updates: M * float")
+    .Input("slices: N * float")
+    .Input("has_one_each: bool")
+    .Output("outputs: M * float")
+    .Attr("slice_dims: list(int)")
+    .Attr("row_split_splits: list(int)")
+    .Attr("N: int >= 1")
+    .Attr("M: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(1 + i));
+      return OkStatus();
+    })
+    .Doc("Gradient of MonolithPoolPackedIds, as MonolithFusedReduceAndSplitGPUGrad.");
 
 REGISTER_OP("MonolithSumRaggedRows")
     .Input("splits: N * int64")
@@ -223,8 +262,10 @@ class FusedReduceAndSplitOp : public OpKernel {
   explicit FusedReduceAndSplitOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slice_dims", &slice_dims_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("row_split_splits", &row_split_splits_));
+    int num_tables;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables));
     OP_REQUIRES_OK(ctx, CheckSliceDims(slice_dims_, ctx->num_outputs()));
-    OP_REQUIRES_OK(ctx, CheckStarts(row_split_splits_, ctx->num_inputs() - 1, &batch_));
+    OP_REQUIRES_OK(ctx, CheckStarts(row_split_splits_, num_tables, &batch_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -261,6 +302,7 @@ class FusedReduceAndSplitOp : public OpKernel {
 REGISTER_GUARDED_KERNEL(
     Name("MonolithFusedReduceAndSplitGPU").Device(DEVICE_CPU).TypeConstraint<float>("T"),
     FusedReduceAndSplitOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithPoolPackedIds").Device(DEVICE_CPU), FusedReduceAndSplitOp);
 
 class FusedReduceAndSplitGradOp : public OpKernel {
  public:
@@ -323,6 +365,8 @@ class FusedReduceAndSplitGradOp : public OpKernel {
 REGISTER_GUARDED_KERNEL(
     Name("MonolithFusedReduceAndSplitGPUGrad").Device(DEVICE_CPU).TypeConstraint<float>("T"),
     FusedReduceAndSplitGradOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithPoolPackedIdsGrad").Device(DEVICE_CPU),
+                        FusedReduceAndSplitGradOp);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

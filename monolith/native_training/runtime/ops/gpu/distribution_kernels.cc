@@ -221,6 +221,19 @@ class FusedReduceGpuOpBase : public CheckedGpuKernel {
     return OkStatus();
   }
 
+  Status ReadSliceGradients(const OpInputList& slices, std::vector<const float*>* grads) const {
+    for (int s = 0; s < slices.size(); ++s) {
+      if (slices[s].dims() != 2 || slices[s].dim_size(0) != batch_ ||
+          slices[s].dim_size(1) != slice_dims_[s]) {
+        return errors::InvalidArgument("slices[", s, "] has shape ",
+                                       slices[s].shape().DebugString(), ", want [", batch_, ",",
+                                       slice_dims_[s], "]");
+      }
+      grads->push_back(Floats(slices[s]));
+    }
+    return OkStatus();
+  }
+
   Describe DescribeSplits() const {
     return [this](const GpuCall& call) {
       OpInputList updates;
@@ -284,15 +297,7 @@ class FusedReduceAndSplitGradGpuOp : public FusedReduceGpuOpBase {
     std::vector<int64_t> rows, num_slices;
     TF_RETURN_IF_ERROR(ReadSizes(ctx, updates, &rows, &num_slices));
     std::vector<const float*> grads;
-    for (int s = 0; s < slices.size(); ++s) {
-      if (slices[s].dims() != 2 || slices[s].dim_size(0) != batch_ ||
-          slices[s].dim_size(1) != slice_dims_[s]) {
-        return errors::InvalidArgument("slices[", s, "] has shape ",
-                                       slices[s].shape().DebugString(), ", want [", batch_, ",",
-                                       slice_dims_[s], "]");
-      }
-      grads.push_back(Floats(slices[s]));
-    }
+    TF_RETURN_IF_ERROR(ReadSliceGradients(slices, &grads));
     std::vector<TensorShape> shapes;
     for (const Tensor& update : updates) shapes.push_back(update.shape());
     Tensor whole;
@@ -306,6 +311,147 @@ class FusedReduceAndSplitGradGpuOp : public FusedReduceGpuOpBase {
           call->stream(), updates.size(), batch_, Splits(ctx), grads.data(), rows.data(),
           num_slices.data(), slice_dims_.data(), outputs.data(), workspace, bytes);
     });
+  }
+};
+
+// Tables whose rows go through as they are, and the stretches of others between them. Those of a
+// stretch have their row splits next to one another, so that one launch does them.
+class PassedTables {
+ public:
+  // Tables whose bit in has_one_each is set and that have one slice are passed.
+  Status Read(const Tensor& has_one_each, int64_t batch, const std::vector<int64_t>& rows,
+              const std::vector<int64_t>& num_slices) {
+    const int64_t n = static_cast<int64_t>(rows.size());
+    TF_RETURN_IF_ERROR(CheckVector("has_one_each", has_one_each));
+    TF_RETURN_IF_ERROR(CheckEqual("size of has_one_each", has_one_each.NumElements(), "tables", n));
+    int64_t slice = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool has_one = has_one_each.vec<bool>()(i);
+      if (has_one && rows[i] != batch) {
+        return errors::InvalidArgument("has_one_each[", i, "] is true, but updates[", i, "] has ",
+                                       rows[i], " rows, want ", batch);
+      }
+      if (has_one && num_slices[i] == 1) {
+        passed.push_back({i, i + 1, slice, slice + 1});
+      } else if (!stretches.empty() && stretches.back().end == i) {
+        stretches.back().end = i + 1;
+        stretches.back().slice_end = slice + num_slices[i];
+      } else {
+        stretches.push_back({i, i + 1, slice, slice + num_slices[i]});
+      }
+      slice += num_slices[i];
+    }
+    return OkStatus();
+  }
+
+  struct Stretch {
+    int64_t begin, end;
+    int64_t slice_begin, slice_end;
+  };
+  std::vector<Stretch> passed;
+  std::vector<Stretch> stretches;
+};
+
+// Numbers [begin, end) of every stretch, where `Begin` and `End` say which those are.
+std::vector<int> NumbersOf(const std::vector<PassedTables::Stretch>& stretches,
+                           int64_t PassedTables::Stretch::*begin,
+                           int64_t PassedTables::Stretch::*end) {
+  std::vector<int> numbers;
+  for (const PassedTables::Stretch& stretch : stretches) {
+    for (int64_t i = stretch.*begin; i < stretch.*end; ++i) numbers.push_back(static_cast<int>(i));
+  }
+  return numbers;
+}
+
+class PoolPackedIdsGpuOp : public FusedReduceGpuOpBase {
+ public:
+  explicit PoolPackedIdsGpuOp(OpKernelConstruction* ctx)
+      : FusedReduceGpuOpBase(ctx, "num_slices", "N") {}
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call, Describe*) override {
+    OpInputList updates;
+    TF_RETURN_IF_ERROR(ctx->input_list("updates", &updates));
+    std::vector<int64_t> rows, num_slices;
+    TF_RETURN_IF_ERROR(ReadSizes(ctx, updates, &rows, &num_slices));
+    PassedTables tables;
+    TF_RETURN_IF_ERROR(tables.Read(ctx->input(ctx->num_inputs() - 1), batch_, rows, num_slices));
+    for (const PassedTables::Stretch& one : tables.passed) {
+      ctx->set_output(static_cast<int>(one.slice_begin), updates[static_cast<int>(one.begin)]);
+    }
+    const std::vector<int> outputs = NumbersOf(
+        tables.stretches, &PassedTables::Stretch::slice_begin, &PassedTables::Stretch::slice_end);
+    if (outputs.empty()) return OkStatus();
+    std::vector<TensorShape> shapes(outputs.size());
+    for (size_t s = 0; s < shapes.size(); ++s) {
+      TF_RETURN_IF_ERROR(
+          TensorShape::BuildTensorShape({batch_, slice_dims_[outputs[s]]}, &shapes[s]));
+    }
+    Tensor whole;
+    std::vector<int64_t> offsets;
+    TF_RETURN_IF_ERROR(AllocateSlices(ctx, outputs, shapes, &whole, &offsets));
+    std::vector<float*> slices(slice_dims_.size());
+    for (size_t s = 0; s < shapes.size(); ++s) {
+      slices[outputs[s]] = MutableFloats(whole) + offsets[s];
+    }
+    std::vector<const float*> floats;
+    for (const Tensor& update : updates) floats.push_back(Floats(update));
+    for (const PassedTables::Stretch& stretch : tables.stretches) {
+      TF_RETURN_IF_ERROR(call->Run([&](void* workspace, int64_t* bytes) {
+        return call->library().op_reduce_split(
+            call->stream(), stretch.end - stretch.begin, batch_,
+            Splits(ctx) + row_split_splits_[stretch.begin], floats.data() + stretch.begin,
+            rows.data() + stretch.begin, num_slices.data() + stretch.begin,
+            slice_dims_.data() + stretch.slice_begin, slices.data() + stretch.slice_begin,
+            workspace, bytes);
+      }));
+    }
+    return OkStatus();
+  }
+};
+
+class PoolPackedIdsGradGpuOp : public FusedReduceGpuOpBase {
+ public:
+  explicit PoolPackedIdsGradGpuOp(OpKernelConstruction* ctx)
+      : FusedReduceGpuOpBase(ctx, "N", "M") {}
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call, Describe*) override {
+    OpInputList updates, slices;
+    TF_RETURN_IF_ERROR(ctx->input_list("updates", &updates));
+    TF_RETURN_IF_ERROR(ctx->input_list("slices", &slices));
+    std::vector<int64_t> rows, num_slices;
+    TF_RETURN_IF_ERROR(ReadSizes(ctx, updates, &rows, &num_slices));
+    std::vector<const float*> grads;
+    TF_RETURN_IF_ERROR(ReadSliceGradients(slices, &grads));
+    PassedTables tables;
+    TF_RETURN_IF_ERROR(tables.Read(ctx->input(ctx->num_inputs() - 1), batch_, rows, num_slices));
+    for (const PassedTables::Stretch& one : tables.passed) {
+      ctx->set_output(static_cast<int>(one.begin), slices[static_cast<int>(one.slice_begin)]);
+    }
+    const std::vector<int> outputs =
+        NumbersOf(tables.stretches, &PassedTables::Stretch::begin, &PassedTables::Stretch::end);
+    if (outputs.empty()) return OkStatus();
+    std::vector<TensorShape> shapes;
+    for (const int i : outputs) shapes.push_back(updates[i].shape());
+    Tensor whole;
+    std::vector<int64_t> offsets;
+    TF_RETURN_IF_ERROR(AllocateSlices(ctx, outputs, shapes, &whole, &offsets));
+    std::vector<float*> floats(rows.size());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      floats[outputs[i]] = MutableFloats(whole) + offsets[i];
+    }
+    for (const PassedTables::Stretch& stretch : tables.stretches) {
+      TF_RETURN_IF_ERROR(call->Run([&](void* workspace, int64_t* bytes) {
+        return call->library().op_reduce_split_grad(
+            call->stream(), stretch.end - stretch.begin, batch_,
+            Splits(ctx) + row_split_splits_[stretch.begin], grads.data() + stretch.slice_begin,
+            rows.data() + stretch.begin, num_slices.data() + stretch.begin,
+            slice_dims_.data() + stretch.slice_begin, floats.data() + stretch.begin, workspace,
+            bytes);
+      }));
+    }
+    return OkStatus();
   }
 };
 
@@ -333,6 +479,11 @@ REGISTER_GUARDED_KERNEL(
 REGISTER_GUARDED_KERNEL(
     Name("MonolithFusedReduceAndSplitGPUGrad").Device(DEVICE_GPU).TypeConstraint<float>("T"),
     FusedReduceAndSplitGradGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithPoolPackedIds").Device(DEVICE_GPU).HostMemory("has_one_each"),
+                        PoolPackedIdsGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithPoolPackedIdsGrad").Device(DEVICE_GPU).HostMemory("has_one_each"),
+    PoolPackedIdsGradGpuOp);
 
 }  // namespace
 }  // namespace monolith_tf

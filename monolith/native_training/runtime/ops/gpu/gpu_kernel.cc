@@ -1,6 +1,7 @@
 #include "monolith/native_training/runtime/ops/gpu/gpu_kernel.h"
 
 #include <memory>
+#include <numeric>
 
 #include "tensorflow/core/common_runtime/device/device_event_mgr.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -44,6 +45,14 @@ Status GpuCall::ReadThen(const void* from, const Tensor& to, int64_t bytes,
 
 Status AllocateSlices(OpKernelContext* ctx, const std::vector<TensorShape>& shapes, Tensor* whole,
                       std::vector<int64_t>* offsets) {
+  std::vector<int> outputs(shapes.size());
+  std::iota(outputs.begin(), outputs.end(), 0);
+  return AllocateSlices(ctx, outputs, shapes, whole, offsets);
+}
+
+Status AllocateSlices(OpKernelContext* ctx, const std::vector<int>& outputs,
+                      const std::vector<TensorShape>& shapes, Tensor* whole,
+                      std::vector<int64_t>* offsets) {
   constexpr int64_t kAlignment = 64 / sizeof(float);
   offsets->assign(1, 0);
   for (const TensorShape& shape : shapes) {
@@ -65,7 +74,7 @@ Status AllocateSlices(OpKernelContext* ctx, const std::vector<TensorShape>& shap
     if (!view.CopyFrom(whole->Slice(begin, begin + shapes[i].num_elements()), shapes[i])) {
       return errors::Internal("cannot view a slice as ", shapes[i].DebugString());
     }
-    ctx->set_output(static_cast<int>(i), view);
+    ctx->set_output(outputs[i], view);
   }
   return OkStatus();
 }

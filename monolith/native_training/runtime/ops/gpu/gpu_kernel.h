@@ -80,6 +80,10 @@ class GpuCall {
 // would take longer than the work.
 Status AllocateSlices(OpKernelContext* ctx, const std::vector<TensorShape>& shapes, Tensor* whole,
                       std::vector<int64_t>* offsets);
+// The same for the outputs of these numbers, one for each shape.
+Status AllocateSlices(OpKernelContext* ctx, const std::vector<int>& outputs,
+                      const std::vector<TensorShape>& shapes, Tensor* whole,
+                      std::vector<int64_t>* offsets);
 
 // A kernel whose arguments the host can check.
 class GpuKernel : public OpKernel {
