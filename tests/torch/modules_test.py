@@ -679,6 +679,29 @@ class ModulesTest(unittest.TestCase):
     self.same(one(plain).values(), expected)
     self.same(one(keyed).values(), expected)
 
+  def test_tables_of_any_dims_and_optimizers_are_side_by_side(self):
+    follows = {"optimizer": None, "learning_rate": None}
+    collection = mt.EmbeddingBagCollection(
+      [config("a", 2, ["x", "y"]), config("b", 3, ["x"], **follows), config("c", 1, ["y"])],
+      device=self.device,
+    )
+    sgd = torch.optim.SGD(collection.parameters(), lr=2.0)
+    features = {"x": self.ids([1, 2, 1]), "y": self.ids([2, 5, 5])}
+    upstream = torch.arange(24.0, device=self.device).reshape(3, 8)
+    for _ in range(2):
+      sgd.zero_grad()
+      collection(features).values().backward(upstream)
+      sgd.step()
+    # Gradients of an id are those of all its examples, of both features of table a.
+    row = {1: [16, 18], 2: [8 + 2, 9 + 3], 5: [10 + 18, 11 + 19]}
+    b = {1: [4 + 20, 5 + 21, 6 + 22], 2: [12, 13, 14]}
+    c = {2: [7], 5: [15 + 23]}
+    expected = [
+      [-2 * v for v in row[x] + row[y]] + [-4 * v for v in b[x]] + [-2 * v for v in c[y]]
+      for x, y in ((1, 2), (2, 5), (1, 5))
+    ]
+    self.same(collection(features).values(), expected)
+
   def test_tables_that_are_alike_are_pooled_together(self):
     features = {
       "a": self.ids([1, 2, 1]),
