@@ -54,6 +54,9 @@ class Model(tf.keras.Model):
     self.word = Embedding(5, name="word", device=device, **kwargs)
     self.tags = Embedding(8, combiner="mean", name="tags", device=device, **kwargs)
     self.layers_ = [tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(1)]
+    # Now, as Keras 2 draws first weights when they are built: both models shall have the same.
+    for layer, width in zip(self.layers_, (21, 16)):
+      layer.build([None, width])
 
   def call(self, inputs):
     vectors = [self.user(inputs["user"]), self.word(inputs["word"]), self.tags(inputs["tags"])]
