@@ -64,6 +64,7 @@ SERVER_ENGINE_SOURCES = (
   "base/crc32c.cc",
   "base/dynamic_library.cc",
   "base/install_line.cc",
+  "base/utf8.cc",
   "kafka/rdkafka_api.cc",
 )
 
@@ -713,6 +714,7 @@ def _add_cpp_programs(
   for source in plain_server_sources():
     server.append(_object(source, variant))
     ninja.build([server[-1]], "cxx", [source], flags=f"{flags} {SERVER_INCLUDES}")
+  server += [_object(RUNTIME / name, variant) for name in SERVER_ENGINE_SOURCES]
   programs = []
   for source in sources:
     # Tests compile for longer than they run: what they test is optimized, they are not.

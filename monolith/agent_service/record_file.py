@@ -19,14 +19,14 @@ def read_records(
   """Yields the messages of a file.
 
   Args:
-    file: where to read.
-    lagrangex_header: records begin with 8 bytes that say type and source; wins over the others.
-    has_sort_id: they have a sort id with its length.
-    kafka_dump: they have 8 bytes that mean nothing.
-    kafka_dump_prefix: they begin with a prefix of a dump.
+    file: the file to read.
+    lagrangex_header: records begin with 8 bytes of type and source; wins over the others.
+    has_sort_id: records have a sort id, preceded by its length.
+    kafka_dump: records have 8 meaningless bytes.
+    kafka_dump_prefix: records begin with the prefix of a dump, 8 or 16 bytes.
 
   Raises:
-    ValueError: a record is cut off, or its length is impossible.
+    ValueError: a record is truncated, or its length is impossible.
   """
   while True:
     first = file.read(8)
@@ -60,7 +60,7 @@ def read_records(
 
 def _read(file: BinaryIO, size: int) -> bytes:
   if size > _MAX_RECORD_BYTES:
-    raise ValueError(f"a field has {size} bytes, want at most {_MAX_RECORD_BYTES}: wrong headers?")
+    raise ValueError(f"a length is {size}, want at most {_MAX_RECORD_BYTES}: wrong headers?")
   data = file.read(size)
   if len(data) < size:
     raise ValueError(f"the file ends {size - len(data)} bytes before its last record does")

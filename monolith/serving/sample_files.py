@@ -10,19 +10,17 @@ instance, example, example_batch
 from __future__ import annotations
 
 import csv
-import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from monolith.agent_service import record_file
 from monolith.serving.errors import invalid
 from monolith.serving.servable import Signature
 
 FORMATS = ("csv", "tfrecord", "instance", "example", "example_batch")
-_LENGTH = struct.Struct("<Q")
-_MAX_RECORD_BYTES = 1 << 30
 _TFRECORD_FRAME_BYTES = 16
 
 
@@ -107,46 +105,14 @@ def read_records(path: str, header: RecordHeader) -> Iterator[bytes]:
     ServingError: INVALID_ARGUMENT, it ends within a record or is of another format.
     tf.errors.OpError: it cannot be read.
   """
+  number = 0
   with tf.io.gfile.GFile(path, "rb") as stream:
-
-    def take(size: int) -> bytes:
-      data = stream.read(size)
-      if len(data) != size:
-        raise invalid(f"{path} ends within record {number}")
-      return data
-
-    def take_length(first: bytes = b"") -> int:
-      (length,) = _LENGTH.unpack(first + take(_LENGTH.size - len(first)))
-      if length > _MAX_RECORD_BYTES:
-        raise invalid(
-          f"record {number} of {path} has a length of {length}: its header is not {header}"
-        )
-      return length
-
-    number = 0
-    while True:
-      start = stream.read(1)
-      if not start:
-        return
-      if header.lagrangex_header:
-        take(_LENGTH.size - 1)
-        start = b""
-      else:
-        sort_id_length = 0
-        if header.kafka_dump_prefix:
-          sort_id_length = take_length(start)
-          start = b""
-          if sort_id_length == 0:
-            take(_LENGTH.size)
-        if header.has_sort_id:
-          sort_id_length = sort_id_length or take_length(start)
-          start = b""
-          take(sort_id_length)
-        if header.kafka_dump:
-          take(_LENGTH.size - len(start))
-          start = b""
-      yield take(take_length(start))
-      number += 1
+    try:
+      for record in record_file.read_records(stream, **header._asdict()):
+        yield record
+        number += 1
+    except ValueError as error:
+      raise invalid(f"record {number} of {path}, with {header}: {error}") from error
 
 
 def _read_csv(path: str, signature: Signature, batch_size: int) -> Iterator[dict[str, np.ndarray]]:

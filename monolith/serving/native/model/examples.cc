@@ -7,7 +7,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
-#include "monolith/serving/native/rest/json.h"
+#include "monolith/native_training/runtime/base/utf8.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/platform/protobuf.h"
@@ -198,7 +198,7 @@ Status ExampleRunner::Classify(const Signature& signature, api::ClassificationRe
       api::Class* const one = found->add_classes();
       if (classes != nullptr) {
         const tensorflow::tstring& label = classes->flat<tensorflow::tstring>()(i);
-        if (!IsUtf8({label.data(), label.size()})) {
+        if (!engine::IsUtf8({label.data(), label.size()})) {
           return Status(Code::kFailedPrecondition,
                         "signature '" + signature.name() + "' has classes that are not UTF-8");
         }

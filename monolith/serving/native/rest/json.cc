@@ -6,35 +6,11 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "monolith/native_training/runtime/base/utf8.h"
+
 namespace monolith {
 namespace serving {
 namespace {
-
-// Returns the bytes of the UTF-8 character at the start of `text`, 0 if there is none.
-size_t Utf8Length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  size_t length = 0;
-  unsigned char low = 0x80;
-  unsigned char high = 0xbf;
-  if (first >= 0xc2 && first <= 0xdf) {
-    length = 2;
-  } else if (first >= 0xe0 && first <= 0xef) {
-    length = 3;
-    if (first == 0xe0) low = 0xa0;
-    if (first == 0xed) high = 0x9f;  // halves of surrogate pairs
-  } else if (first >= 0xf0 && first <= 0xf4) {
-    length = 4;
-    if (first == 0xf0) low = 0x90;
-    if (first == 0xf4) high = 0x8f;
-  }
-  if (length == 0 || text.size() < length || byte(1) < low || byte(1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if (byte(i) < 0x80 || byte(i) > 0xbf) return 0;
-  }
-  return length;
-}
 
 template <typename Float>
 std::string ShortestNumber(Float value) {
@@ -64,7 +40,7 @@ int Base64Digit(char c) {
 void AppendJsonString(std::string_view text, std::string* output) {
   *output += '"';
   while (!text.empty()) {
-    const size_t length = Utf8Length(text);
+    const size_t length = engine::Utf8Length(text);
     const char c = text[0];
     if (length == 0) {
       *output += "\\ufffd";
@@ -85,15 +61,6 @@ void AppendJsonString(std::string_view text, std::string* output) {
 
 std::string JsonNumber(float value) { return ShortestNumber(value); }
 std::string JsonNumber(double value) { return ShortestNumber(value); }
-
-bool IsUtf8(std::string_view text) {
-  while (!text.empty()) {
-    const size_t length = Utf8Length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
-}
 
 bool DecodeBase64(std::string_view text, std::string* bytes) {
   if (text.size() % 4 != 0) return false;

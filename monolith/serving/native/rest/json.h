@@ -16,8 +16,6 @@ void AppendJsonString(std::string_view text, std::string* output);
 std::string JsonNumber(float value);
 std::string JsonNumber(double value);
 
-bool IsUtf8(std::string_view text);
-
 // Returns false if `text` is not base64 with padding.
 bool DecodeBase64(std::string_view text, std::string* bytes);
 std::string EncodeBase64(std::string_view bytes);

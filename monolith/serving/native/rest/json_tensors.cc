@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "monolith/native_training/runtime/base/utf8.h"
 #include "monolith/serving/native/rest/json.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -83,7 +84,7 @@ class ValueWriter {
 
   void WriteString(const tensorflow::tstring& value) {
     const std::string_view bytes(value.data(), value.size());
-    if (!as_bytes_ && IsUtf8(bytes)) return AppendJsonString(bytes, body_);
+    if (!as_bytes_ && engine::IsUtf8(bytes)) return AppendJsonString(bytes, body_);
     *body_ += "{\"b64\": \"" + EncodeBase64(bytes) + "\"}";
   }
 
