@@ -155,6 +155,8 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_TENSORFLOW": "The minor version of TensorFlow to build for, or `none`; otherwise that "
   "of the environment, or the default of the Python.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
+  "MONOLITH_SHARED_MEMORY": "`0`: what a worker and a server of one machine send each other goes "
+  "by the network, not through memory that they share.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
   "id instead of one per batch.",
   "MONOLITH_WITH_ALLREDUCE_FP16": "Switch: dense gradients are exchanged in half precision.",

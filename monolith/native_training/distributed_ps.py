@@ -30,6 +30,7 @@ from monolith.native_training import (
   hash_table_utils,
   multi_type_hash_table,
 )
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import (
   id_pairs,
   id_sharding,
@@ -357,6 +358,8 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
     return ragged_id, split, buffer
 
   def _raw_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    if not export_context.is_exporting():
+      return self._spread_lookup(slot_to_id)
     dims = self.get_table_dim_sizes()
     # A buffer serves one lookup; a later update of the same ids uses the rest.
     ragged_id, split, buffer = self._split_raw(slot_to_id, generate_buffer=True)
@@ -372,7 +375,24 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
       )
     with tf.control_dependencies(timers):
       flat = distribution_ops.finalize_shared_tensor(filled, dtype=tf.float32, shape=[None])
-    slot_to_embedding = self._group.raw_table(0).get_embeddings(ragged_id, flat)
+    return self._select(slot_to_id, self._group.raw_table(0).get_embeddings(ragged_id, flat))
+
+  def _spread_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    ragged_id, split, _ = self._split_raw(slot_to_id, generate_buffer=False)
+    self._raw_memo.set(slot_to_id, split)
+    rows, timers = [], []
+    for i in range(self._num_ps):
+      flat, timer = self._group.raw_lookup(i, split.ids[i], op="dmtht_lu")
+      timers += timer
+      rows.append(flat)
+    with tf.control_dependencies(timers):
+      embeddings = split.spread(rows, ragged_id.row_splits, self.get_table_dim_sizes())
+    return self._select(slot_to_id, dict(zip(sorted(self._dims), embeddings)))
+
+  def _select(
+    self, slot_to_id: Mapping[str, tf.Tensor], slot_to_embedding: Mapping[str, tf.Tensor]
+  ) -> dict[str, tf.Tensor]:
+    """Returns the embeddings of the slots that were asked for, as far as they have a table."""
     result = {}
     for slot, ids in slot_to_id.items():
       if slot not in slot_to_embedding:
@@ -426,23 +446,24 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
   def _raw_apply_gradients(
     self, slot_to_pair: Mapping[str, FidEmbGradPair], global_step: tf.Tensor, req_time: tf.Tensor
   ) -> DistributedMultiTypeHashTable:
-    dims = self.get_table_dim_sizes()
     slot_to_id = {slot: pair[0] for slot, pair in slot_to_pair.items()}
     split = self._raw_memo.get(
       slot_to_id, lambda: self._split_raw(slot_to_id, generate_buffer=False)[1]
     )
-    flat_grad = self._group.raw_table(0).get_flat_value(
-      {slot: pair[1] for slot, pair in slot_to_pair.items()}
+    nothing = tf.zeros([0], tf.float32)
+    sums = split.sum(
+      [
+        tf.convert_to_tensor(slot_to_pair[name][1], tf.float32) if name in slot_to_pair else nothing
+        for name in sorted(self._dims)
+      ],
+      self.get_table_dim_sizes(),
     )
-    tables = []
-    for i in range(self._num_ps):
-      grad = distribution_ops.fill_with_offset_map_gradient(
-        split.positions_on(i), flat_grad, split.offsets, dims
-      )
-      tables.append(
-        self._group.raw_update(i, split.ids[i], grad, global_step, req_time, op="dmtht_ag")
-      )
-    return self._with_tables(tables)
+    return self._with_tables(
+      [
+        self._group.raw_update(i, split.ids[i], sums[i], global_step, req_time, op="dmtht_ag")
+        for i in range(self._num_ps)
+      ]
+    )
 
   def _packed_apply_gradients(
     self, slot_to_pair: Mapping[str, FidEmbGradPair], global_step: tf.Tensor, req_time: tf.Tensor

@@ -428,10 +428,10 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
         lookup_messages,
         {way: 1 for s in servers for way in ((worker, s), (s, worker))},
       )
-      # The update's ids with step, time and rates, and its gradients.
+      # The update's ids with gradients, step, time and rates.
       self.assertEqual(
         messages([update]),
-        {way: n for s in servers for way, n in (((worker, s), 3), ((s, worker), 1))},
+        {way: n for s in servers for way, n in (((worker, s), 2), ((s, worker), 1))},
       )
       self.assertLen(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_STEP), 1)
 

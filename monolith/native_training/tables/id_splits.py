@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import tensorflow as tf
 
 from monolith.native_training import distribution_ops
+from monolith.native_training.runtime.ops import gen_monolith_ops
 
 _Built = TypeVar("_Built")
 
@@ -75,6 +76,63 @@ class RawSplit(NamedTuple):
   def positions_on(self, i: int) -> tf.RaggedTensor:
     """Returns the positions of server `i`'s ids, one row per table."""
     return self.ids[i].with_values(self.positions[i])
+
+  def spread(
+    self, rows: Sequence[tf.Tensor], key_splits: tf.Tensor, dims: Sequence[int]
+  ) -> list[tf.Tensor]:
+    """Gives every id of the batch the row of its distinct one.
+
+    Args:
+      rows: for each server the rows of its ids, a float32 vector.
+      key_splits: row splits of all ids of the batch, a row for each table.
+      dims: length of each table's rows.
+
+    Returns:
+      For each table `[ids, dim]`.
+    """
+    return gen_monolith_ops.monolith_spread_rows(
+      list(rows),
+      self.positions,
+      [ids.row_splits for ids in self.ids],
+      self.offsets.values,
+      self.offsets.row_splits,
+      key_splits,
+      num_tables=len(dims),
+      dims=list(dims),
+    )
+
+  def sum(self, gradients: Sequence[tf.Tensor], dims: Sequence[int]) -> list[tf.Tensor]:
+    """Adds up the gradients of equal ids.
+
+    Args:
+      gradients: for each table as many float32 values as all its ids have.
+      dims: length of each table's rows.
+
+    Returns:
+      For each server the sums of its ids, a float32 vector.
+    """
+    return gen_monolith_ops.monolith_sum_rows(
+      list(gradients),
+      self.positions,
+      [ids.row_splits for ids in self.ids],
+      self.offsets.values,
+      self.offsets.row_splits,
+      dims=list(dims),
+    )
+
+
+@tf.RegisterGradient("MonolithSpreadRows")
+def _spread_rows_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
+  num_shards = op.get_attr("num_shards")
+  places = list(op.inputs)[num_shards:-1]
+  sums = gen_monolith_ops.monolith_sum_rows(
+    list(gradients),
+    places[:num_shards],
+    places[num_shards : 2 * num_shards],
+    *places[2 * num_shards :],
+    dims=op.get_attr("dims"),
+  )
+  return [*sums, *([None] * (len(places) + 1))]
 
 
 def split_ragged(

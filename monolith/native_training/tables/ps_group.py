@@ -147,12 +147,9 @@ class PsGroup:
     table = self.raw_table(i)
     if export_context.is_exporting():
       return table.raw_lookup(ids), []
-    if self.transfer.sends:
-      (packed,), start = logging_ops.tensors_timestamp([ps_transfer.pack_ragged(ids)])
-      flat = self.transfer.raw_lookup(i, table, packed, op)
-    else:
-      (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
-      flat = table.raw_lookup(tf.RaggedTensor.from_row_splits(values, row_splits, validate=False))
+    (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
+    ids = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+    flat = self.transfer.raw_lookup(i, table, ids, op)
     (flat,), end = logging_ops.tensors_timestamp([flat])
     timer = logging_ops.emit_timer(
       "embedding_lookup",

@@ -1,11 +1,10 @@
 """Sends tensors to tables on parameter servers and back.
 
-Every tensor that crosses from one machine to another is a message of its own, so the tensors of
-all tables of a server are packed into one before they are sent, and unpacked over there. Native
-groups get one int64 vector for a lookup, and one more vector with the gradients for an update:
+Every tensor that crosses from one machine to another is a message of its own, so what goes to a
+server at one time is packed into one, a parcel, and unpacked over there:
 
-    lookup   number of row splits | row splits | ids
-    update   number of row splits | global step | request time | learning rates | row splits | ids
+    lookup   row splits, ids                                              back: rows
+    update   row splits, ids, gradients, global step, request time, learning rates
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from monolith.native_training import tensor_utils, utils
 from monolith.native_training.graph import export_context
+from monolith.native_training.tables import parcels
 
 if TYPE_CHECKING:
   from monolith.native_training.multi_hash_table_ops import RawMultiTypeHashTable
@@ -62,6 +62,20 @@ def _keep_if(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
   return tf.slice(tensor, begin, tf.concat([size[tf.newaxis], rest], axis=0))
 
 
+@contextlib.contextmanager
+def _after(tensor: tf.Tensor) -> Iterator[None]:
+  """Lets ops wait for a tensor in place of what they would wait for, and what it waits for, too.
+
+  Each op of another process that waits for one in this process costs a message.
+  """
+  graph = tf.compat.v1.get_default_graph()
+  if graph._get_control_flow_context() is not None:
+    yield  # Ops of a branch or loop need what tells whether it is taken.
+    return
+  with graph.control_dependencies(None), graph.control_dependencies([tensor]):
+    yield
+
+
 @dataclasses.dataclass(frozen=True)
 class PsTransfer:
   """The way to the servers' tables.
@@ -101,12 +115,13 @@ class PsTransfer:
     """
     if not name_to_ids:
       return {}
-    packed_ids = tensor_utils.pack_tensors(dict(name_to_ids))
+    packed, sizes = self._send(tensor_utils.pack_tensors(dict(name_to_ids)), to=i)
     with self.device(i):
-      ids = tensor_utils.unpack_tensors({name: [None] for name in name_to_ids}, packed_ids)
+      ids = tensor_utils.unpack_tensors({name: [None] for name in name_to_ids}, (packed, sizes))
       packed, sizes = tensor_utils.pack_tensors(table.lookup(ids))
       if self.float16:
         packed = tf.cast(packed, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
+    packed, sizes = self._fetch([packed, sizes], source=i)
     if self.float16:
       packed = tf.cast(packed, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
     return tensor_utils.unpack_tensors(
@@ -142,6 +157,7 @@ class PsTransfer:
     ids, values, sizes = tensor_utils.pack_typed_keyed_tensors([name_to_ids, name_to_values])
     if float16:
       values = tf.cast(values, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
+    ids, values, sizes = self._send([ids, values, sizes], to=i)
     with self.device(i):
       if float16:
         values = tf.cast(values, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
@@ -159,23 +175,25 @@ class PsTransfer:
       )
 
   def raw_lookup(
-    self, i: int, table: RawMultiTypeHashTable, packed_ids: tf.Tensor, op: str
+    self, i: int, table: RawMultiTypeHashTable, ids: tf.RaggedTensor, op: str
   ) -> tf.Tensor:
     """Looks the native group of server `i` up.
 
     Args:
       i: index of the server.
       table: its group.
-      packed_ids: what `pack_ragged` returned.
+      ids: one row per table.
       op: prefix of the names of casts.
 
     Returns:
       Flat float32 embeddings.
     """
+    row_splits, values = self._send([ids.row_splits, ids.values], to=i)
     with self.device(i):
-      flat = table.raw_lookup(_unpack_ragged(packed_ids, []))
+      flat = table.raw_lookup(tf.RaggedTensor.from_row_splits(values, row_splits, validate=False))
       if self.float16:
         flat = tf.cast(flat, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
+    [flat] = self._fetch([flat], source=i)
     if self.float16:
       flat = tf.cast(flat, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
     return flat
@@ -208,49 +226,40 @@ class PsTransfer:
     """
     if not self.sends:
       return table.raw_apply_gradients(ids, flat_grad, global_step, req_time)
-    numbers = [
-      tf.reshape(tf.cast(global_step, tf.int64), [1]),
-      tf.reshape(tf.cast(req_time, tf.int64), [1]),
-    ]
-    if learning_rates is not None:
-      # By their bits, among the integers: nothing is rounded when gradients have 16 bits.
-      numbers.append(tf.cast(tf.bitcast(learning_rates, tf.int32), tf.int64))
-    packed = pack_ragged(ids, numbers)
     if self.float16:
       flat_grad = tf.cast(flat_grad, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
-    with self.device(i):
+    tensors = [ids.row_splits, ids.values, flat_grad, tf.cast(global_step, tf.int64), req_time]
+    if learning_rates is not None:
+      tensors.append(learning_rates)
+    row_splits, values, flat_grad, global_step, req_time, *rates = self._send(tensors, to=i)
+    with self.device(i), _after(row_splits):
       if self.float16:
         flat_grad = tf.cast(flat_grad, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
-      sizes = [tensor.shape.as_list()[0] for tensor in numbers]
-      ids = _unpack_ragged(packed, sizes)
       if _conditions.get():
         condition = _conditions.get()[i]
-        ids = tf.RaggedTensor.from_row_splits(
-          _keep_if(condition, ids.values),
-          ids.row_splits * tf.cast(condition, tf.int64),
-          validate=False,
-        )
+        values = _keep_if(condition, values)
+        row_splits = row_splits * tf.cast(condition, tf.int64)
         flat_grad = _keep_if(condition, flat_grad)
-      header = tf.slice(packed, [1], [sum(sizes)])
-      if learning_rates is not None:
-        bits = tf.cast(tf.slice(header, [2], [sizes[2]]), tf.int32)
-        table = table.with_learning_rates(tf.bitcast(bits, tf.float32))
-      return table.raw_apply_gradients(ids, flat_grad, header[0], header[1])
+      if rates:
+        table = table.with_learning_rates(rates[0])
+      ids = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+      return table.raw_apply_gradients(ids, flat_grad, global_step, req_time)
 
+  def _send(self, tensors: Sequence[tf.Tensor], to: int) -> list[tf.Tensor]:
+    """Returns tensors as server `to` has them."""
+    if not self.sends:
+      return list(tensors)
+    parcel = parcels.pack(tensors, name=f"parcel_to_{to}")
+    with self.device(to), _after(parcel):
+      return parcels.unpack(parcel, tensors, name=f"parcel_on_{to}")
 
-def pack_ragged(ids: tf.RaggedTensor, numbers: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-  """Returns int64 ids, their row splits and `numbers`, int64 vectors, as one vector."""
-  size = tf.size(ids.row_splits, out_type=tf.int64)
-  return tf.concat([tf.reshape(size, [1]), *numbers, ids.row_splits, ids.values], axis=0)
-
-
-def _unpack_ragged(packed: tf.Tensor, sizes: Sequence[int]) -> tf.RaggedTensor:
-  """Returns the ids of `pack_ragged`, given the sizes of the vectors in `numbers`."""
-  start = tf.constant([1 + sum(sizes)], tf.int64)
-  num_splits = tf.slice(packed, [0], [1])
-  row_splits = tf.slice(packed, start, num_splits)
-  values = tf.slice(packed, start + num_splits, tf.constant([-1], tf.int64))
-  return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+  def _fetch(self, tensors: Sequence[tf.Tensor], source: int) -> list[tf.Tensor]:
+    """Returns tensors of server `source` as this process has them."""
+    if not self.sends:
+      return list(tensors)
+    with self.device(source):
+      parcel = parcels.pack(tensors, name=f"parcel_of_{source}")
+    return parcels.unpack(parcel, tensors, name=f"parcel_from_{source}")
 
 
 def group_as_op(tables: Sequence[TableGroup], name: str) -> tf.Operation:

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from monolith.native_training import (
   cpu_training,
+  distribution_ops,
   entry,
   feature,
   graph_estimator,
@@ -205,6 +206,91 @@ class MemoTest(tf.test.TestCase):
       tf.cond(tf.constant(True), build_in_a_branch, lambda: tf.constant(0))
 
       self.assertIsNone(memo.find({"a": ids}))
+
+
+class RawSplitTest(tf.test.TestCase, parameterized.TestCase):
+  """Rows for all ids, and sums of their gradients, by the ops for one table after another."""
+
+  _DIMS = (2, 1, 3)
+
+  def split(self, rows, num_ps):
+    return id_splits.split_ragged(rows, self._DIMS, num_ps, generate_buffer=True)
+
+  @parameterized.parameters(1, 3)
+  def test_equals_the_ops_that_work_on_one_flat_value(self, num_ps):
+    random = np.random.default_rng(num_ps)
+    lengths = [500, 0, 700]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      ids = tf.RaggedTensor.from_row_lengths(
+        tf.constant(random.integers(-60, 60, sum(lengths)), tf.int64),
+        tf.constant(lengths, tf.int64),
+      )
+      split, buffer = self.split(ids, num_ps)
+      widths = tf.constant(self._DIMS, tf.int64)
+      sizes = session.run([tf.reduce_sum(part.row_lengths() * widths) for part in split.ids])
+      rows = [tf.constant(random.normal(size=size), tf.float32) for size in sizes]
+      filled = [
+        distribution_ops.fill_with_offset_map(
+          split.positions_on(i), rows[i], split.offsets, buffer, self._DIMS
+        )
+        for i in range(num_ps)
+      ]
+      flat = distribution_ops.finalize_shared_tensor(filled, tf.float32, [None])
+      embeddings = split.spread(rows, ids.row_splits, self._DIMS)
+      gradients = [
+        tf.constant(random.normal(size=[length, dim]), tf.float32)
+        for length, dim in zip(lengths, self._DIMS)
+      ]
+      flat_gradient = tf.concat([tf.reshape(part, [-1]) for part in gradients], axis=0)
+      sums = split.sum(gradients, self._DIMS)
+      want_sums = [
+        distribution_ops.fill_with_offset_map_gradient(
+          split.positions_on(i), flat_gradient, split.offsets, self._DIMS
+        )
+        for i in range(num_ps)
+      ]
+      back = tf.gradients(embeddings, rows, gradients)
+      found, want, shapes, sums, want_sums, back = session.run(
+        [
+          tf.concat([tf.reshape(part, [-1]) for part in embeddings], axis=0),
+          flat,
+          [tf.shape(part) for part in embeddings],
+          sums,
+          want_sums,
+          back,
+        ]
+      )
+    self.assertAllEqual(found, want)
+    self.assertAllEqual(shapes, list(zip(lengths, self._DIMS)))
+    for i in range(num_ps):
+      self.assertAllEqual(sums[i], want_sums[i])
+      self.assertAllEqual(back[i], want_sums[i])
+
+  def test_bad_arguments(self):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      ids = tf.ragged.constant([[7, 8, 7], [7], []], tf.int64, row_splits_dtype=tf.int64)
+      split, _ = self.split(ids, 1)
+      rows = tf.compat.v1.placeholder_with_default(tf.zeros([5]), [None])
+      key_splits = tf.compat.v1.placeholder_with_default(ids.row_splits, [None])
+      gradient = tf.compat.v1.placeholder_with_default(tf.zeros([6]), None)
+      spread = split.spread([rows], key_splits, self._DIMS)
+      total = split.sum([gradient, tf.zeros([1]), tf.zeros([0])], self._DIMS)
+      session.run([spread, total])
+      position, offset = split.positions[0], split.offsets.values
+
+      def check(message, op, feed):
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
+          session.run(op, feed)
+
+      check(r"size of rows\[0\] is 4, want floats of its pos = 5", spread, {rows: [0] * 4})
+      check("size of key_split is 2", spread, {key_splits: [0, 3]})
+      check("want a place for a row", spread, {key_splits: [0, 1, 2, 2]})
+      check("has 5 elements, want a multiple of 2", total, {gradient: [0] * 5})
+      check("want a place for a row", total, {gradient: [0] * 4})
+      for bad in ([0, 1, 1], [0, 1, 3], [0, 1, -1]):
+        check(r"pos\[0\]\[2\] is", [spread, total], {position: bad})
+      check("size of .*|ends at", total, {position: [0, 1]})
+      check("want a place for a row", total, {offset: [0, 5, 2, 6]})
 
 
 if __name__ == "__main__":
