@@ -33,7 +33,7 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers, stream_positions
-from monolith.native_training.driver import dense_variables, dry_run, lookups
+from monolith.native_training.driver import dense_parcels, dense_variables, dry_run, lookups
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
 from monolith.native_training.driver import roles as training_roles
@@ -290,6 +290,8 @@ class CpuTraining:
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
+    if self.config.num_ps and mode == _TRAIN:
+      dense_parcels.combine(spec.train_op)
     spec = training_hooks.TrainingHooks(
       self.config,
       self._params,

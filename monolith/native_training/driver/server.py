@@ -144,6 +144,8 @@ def start_server(
     intra_op_parallelism_threads=config.intra_op_parallelism_threads,
     inter_op_parallelism_threads=config.inter_op_parallelism_threads,
   )
+  # Idle threads that spin would take the cores of other processes, which they wait for.
+  session_config.experimental.disable_thread_spinning = True
   server = tf.distribute.Server({"local": [addr]}, config=session_config)
   if addr.endswith(":0"):
     addr = server.target[len(_GRPC_SCHEME) :]

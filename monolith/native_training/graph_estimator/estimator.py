@@ -372,7 +372,12 @@ class Estimator:
 
   def _start_graph(self) -> None:
     tf.compat.v1.set_random_seed(self._config.tf_random_seed)
-    tf.compat.v1.train.create_global_step()
+    step = tf.compat.v1.train.create_global_step()
+    if tf.DeviceSpec.from_string(step.device).job == "ps":
+      # The tensor that a session returns for the variable. TensorFlow's own read asks the server
+      # first whether the variable has begun: six messages in every step, and with hooks it has.
+      read = tf.identity(step._as_graph_element(), "global_step_read")
+      tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, read)
     training_util._get_or_create_global_step_read()
 
   def _build(self, input_fn: InputFn, mode: str) -> tuple[Any, inputs.Hooks]:
