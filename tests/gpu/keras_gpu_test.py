@@ -317,7 +317,7 @@ class TableTest(_GpuTest):
         table.update(ids, np.ones([len(ids), 2]))
       path = os.path.join(self.get_temp_dir(), f"filter{table.device[-5:-2]}")
       table.save(path)
-      # What was counted is saved.
+      # Counts are saved, too.
       other = monolith.HashTable(2, "sgd", admit_after=2, device="cpu")
       other.load(path)
       other.update([3], np.ones([1, 2]))
