@@ -25,6 +25,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 # Role -> what it is, and which Python has it.
 SYSTEMS = {
   "driver": ("Monolith, TensorFlow driver, 26 tables", "tensorflow"),
+  "driver_ahead": ("the same, looking up a step ahead", "tensorflow"),
   "keras": ("tf.keras, 26 Embedding(4M, 64)", "tensorflow"),
   "torch": ("Monolith, PyTorch, 26 tables", "torch"),
   "torch_one": ("Monolith, PyTorch, one table", "torch"),

@@ -300,7 +300,12 @@ def create_params(folder: str, batch_size: int) -> Any:
 
 
 def train_driver(
-  folder: str, batch_size: int, hooks: list[Any], steps: int | None = None, is_on_gpu: bool = True
+  folder: str,
+  batch_size: int,
+  hooks: list[Any],
+  steps: int | None = None,
+  is_on_gpu: bool = True,
+  looks_ahead: bool = False,
 ) -> None:
   """Trains the task through the driver, for as long as the hooks let it."""
   import tensorflow as tf
@@ -313,14 +318,16 @@ def train_driver(
   params = create_params(folder, batch_size)
   params.train.use_gpu_emb_table = is_on_gpu
   config = cpu_training.CpuTrainingConfig(
-    enable_gpu_training=is_on_gpu, save_checkpoints_steps=1 << 40
+    enable_gpu_training=is_on_gpu,
+    embedding_prefetch_capacity=int(looks_ahead),
+    save_checkpoints_steps=1 << 40,
   )
   cpu_training.local_train_internal(
     params, config, os.path.join(folder, "model"), steps, user_hooks=hooks
   )
 
 
-def _train_driver_in_rounds(folder: str, batch_size: int, steps: int) -> None:
+def _train_driver_in_rounds(folder: str, batch_size: int, steps: int, looks_ahead: bool) -> None:
   import tensorflow as tf
 
   class Hook(tf.compat.v1.train.SessionRunHook):
@@ -331,7 +338,7 @@ def _train_driver_in_rounds(folder: str, batch_size: int, steps: int) -> None:
       if not self._rounds.step_done():
         os._exit(0)  # nobody wants a checkpoint
 
-  train_driver(folder, batch_size, [Hook()])
+  train_driver(folder, batch_size, [Hook()], looks_ahead=looks_ahead)
 
 
 def _require_gpu(tf: Any) -> None:
@@ -341,15 +348,17 @@ def _require_gpu(tf: Any) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("role", choices=["driver", "keras", "torch", "torch_one", "fbgemm"])
+  parser.add_argument(
+    "role", choices=["driver", "driver_ahead", "keras", "torch", "torch_one", "fbgemm"]
+  )
   parser.add_argument("folder")
   parser.add_argument("--batch_size", type=int, required=True)
   parser.add_argument("--steps", type=int, required=True, help="of a round")
   parser.add_argument("--graph_dense", action="store_true", help="see gpu_train.py")
   options = parser.parse_args()
   arguments = options.folder, options.batch_size, options.steps
-  if options.role == "driver":
-    _train_driver_in_rounds(*arguments)
+  if options.role in ("driver", "driver_ahead"):
+    _train_driver_in_rounds(*arguments, looks_ahead=options.role == "driver_ahead")
   elif options.role == "keras":
     train_keras(*arguments)
   else:
