@@ -27,11 +27,7 @@ PRIVATE_NAMES: dict[str, str] = {
   "tensorflow.core.framework.attr_value_pb2": "AttrValue",
   "tensorflow.core.framework.graph_pb2": "GraphDef",
   "tensorflow.core.framework.tensor_pb2": "TensorProto",
-  "tensorflow.core.framework.types_pb2": (
-    "DT_BFLOAT16 DT_BOOL DT_DOUBLE DT_FLOAT DT_HALF DT_INT16 DT_INT32 DT_INT64 DT_INT8 DT_STRING "
-    "DT_UINT16 DT_UINT32 DT_UINT64 DT_UINT8 DataType"
-  ),
-  "tensorflow.core.protobuf.config_pb2": "CallableOptions",
+  "tensorflow.core.framework.types_pb2": "DT_STRING",
   "tensorflow.core.protobuf.meta_graph_pb2": "SignatureDef TensorInfo",
   "tensorflow.core.protobuf.rewriter_config_pb2": "RewriterConfig",
   "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",

@@ -4,8 +4,8 @@
 
 `model_server` starts the server, a program in C++ in `native/`. The rest is a second command,
 `predict`, which scores files: `sample_files` reads them, `scorer` scores batches with a SavedModel
-(`servable`) or asks a server (`tensors` are its messages), and `remote_servers` says where an
-`entry` finds its parameter servers.
+(`servable`) or with a model of a server, and `remote_servers` tells an `entry` where its parameter
+servers are.
 """
 
 from monolith import _install

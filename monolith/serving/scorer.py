@@ -1,4 +1,4 @@
-"""A model that scores batches: a SavedModel in this process, or one that a server has."""
+"""Scores batches with a SavedModel in this process, or with a model of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from monolith import _install
-from monolith.serving import tensors
 from monolith.serving.errors import ServingError, invalid
 from monolith.serving.servable import DEFAULT_SIGNATURE, Servable, Signature
 
@@ -31,7 +30,7 @@ class LocalScorer:
 
   Args:
     path: its folder, or one with a folder per version, of which the newest is taken.
-    signature_name: which signature.
+    signature_name: the signature's name.
 
   Raises:
     ServingError: there is no such model or signature.
@@ -62,8 +61,8 @@ class RemoteScorer:
 
   Args:
     address: `host:port` of the server's gRPC.
-    model_name: which model.
-    signature_name: which signature.
+    model_name: the model's name.
+    signature_name: the signature's name.
 
   Raises:
     ServingError: the server has no such model or signature, or cannot be reached.
@@ -96,15 +95,15 @@ class RemoteScorer:
     """Returns the outputs of a batch.
 
     Raises:
-      ServingError: what the server answered, or that it cannot be reached.
+      ServingError: the server answered with an error, or cannot be reached.
     """
     request = predict_pb2.PredictRequest()
     request.model_spec.name = self._model_name
     request.model_spec.signature_name = self.signature.name
     for key, array in inputs.items():
-      request.inputs[key].CopyFrom(tensors.to_proto(array))
+      request.inputs[key].CopyFrom(tf.make_tensor_proto(array))
     response = self._call(self._stub.Predict, request)
-    return {key: tensors.to_array(key, proto) for key, proto in response.outputs.items()}
+    return {key: tf.make_ndarray(proto) for key, proto in response.outputs.items()}
 
   def close(self) -> None:
     """Ends the connection."""

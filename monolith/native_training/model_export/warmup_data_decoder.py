@@ -13,8 +13,6 @@ import tensorflow as tf
 from google.protobuf import message
 
 from monolith import _install
-from monolith.serving import tensors
-from monolith.serving.errors import ServingError
 from monolith.serving.sample_files import read_tfrecords
 
 with _install.naming_extra("serving"):
@@ -35,12 +33,12 @@ def decode(path: str) -> Iterator[str]:
       raise ValueError(f"record {number} of {path} is not a PredictionLog: {error}") from error
     request = log.predict_log.request
     inputs = []
-    for name in sorted(request.inputs):
+    for name, tensor in sorted(request.inputs.items()):
       try:
-        array = tensors.to_array(name, request.inputs[name])
-      except ServingError as error:
-        raise ValueError(f"record {number} of {path}: {error}") from error
-      inputs.append(f"{name} {tf.dtypes.as_dtype(array.dtype).name}{list(array.shape)}")
+        dtype = tf.dtypes.as_dtype(tensor.dtype).name
+      except TypeError as error:
+        raise ValueError(f"record {number} of {path}: input {name!r}: {error}") from error
+      inputs.append(f"{name} {dtype}{[dim.size for dim in tensor.tensor_shape.dim]}")
     yield f"{request.model_spec.name} {request.model_spec.signature_name}: {', '.join(inputs)}"
 
 
