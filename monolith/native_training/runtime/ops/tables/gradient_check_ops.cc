@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "tensorflow/core/framework/op.h"
@@ -37,20 +38,6 @@ names: What each gradient belongs to, for the message.
 skip: Replaces rows that are not finite by zeros and logs the name, instead of failing.
 )doc");
 
-// Returns whether n floats are all finite: x * 0 is 0 for a finite x, and NaN otherwise.
-bool AllFinite(const float* values, int64_t n) {
-  constexpr int kLanes = 16;
-  float sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += values[i + lane] * 0.0f;
-  }
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  for (; i < n; ++i) sum += values[i] * 0.0f;
-  return sum == 0;
-}
-
 class CheckGradientsOp : public OpKernel {
  public:
   explicit CheckGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -67,7 +54,8 @@ class CheckGradientsOp : public OpKernel {
     for (int i = 0; i < n; ++i) total += ctx->input(i).NumElements();
     std::vector<char> is_good(n, 0);
     const auto check = [&](int64_t i) {
-      is_good[i] = AllFinite(ctx->input(i).flat<float>().data(), ctx->input(i).NumElements());
+      is_good[i] = ::monolith::engine::AllFinite(ctx->input(i).flat<float>().data(),
+                                                 ctx->input(i).NumElements());
     };
     const DeviceRunner parallel(ctx);
     if (parallel.TasksFor(total) == 1) {
@@ -119,7 +107,7 @@ class CheckGradientsOp : public OpKernel {
     const float* from = grad.flat<float>().data();
     float* to = out->flat<float>().data();
     for (int64_t at = 0; at < grad.NumElements(); at += dim) {
-      if (AllFinite(from + at, dim)) {
+      if (::monolith::engine::AllFinite(from + at, dim)) {
         std::copy(from + at, from + at + dim, to + at);
       } else {
         std::fill(to + at, to + at + dim, 0.0f);
