@@ -44,9 +44,17 @@ class DocumentsTest(unittest.TestCase):
     self.assertRegex(shown, r"two servers: right 0\.[89]\d")
     self.assertIn("the same: True", shown)
 
+  @needs_keras_3
+  @unittest.skipIf(importlib.util.find_spec("tf_keras") is None, "tf_keras is not installed")
+  def test_the_errors_of_the_faq_are_those_of_keras_2(self):
+    code = (_ROOT / "tests/docs/faq_test.py").read_text(encoding="utf-8")
+    code = code.replace("__file__", repr(str(_ROOT / "tests/docs/faq_test.py")))
+    self._run(code, TF_USE_LEGACY_KERAS="1")
+
   def _check_page(self, translate, **environment):
     text = (_ROOT / "docs/keras.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    # Not those below a comment that says why they are not run.
+    blocks = re.findall(r"(?<!-->\n)^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     self.assertGreater(len(blocks), 4)
 
     shown = self._run(translate("\n".join(blocks)), **environment)
