@@ -1,7 +1,7 @@
 """Tables of a session that apply a row log by the ops that the model server uses.
 
-  follower = TableFollower([table.table], "model:ps_0")
-  state = follower.bind(session).apply(messages)
+follower = TableFollower([table.table], "model:ps_0")
+state = follower.bind(session).apply(messages)
 """
 
 from __future__ import annotations
