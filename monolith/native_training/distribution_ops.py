@@ -496,8 +496,8 @@ def fused_reduce_and_split_gpu(
     embeddings: float [splits[i][-1], sum(slice_dims[i])].
     slice_dims: widths of the slices of each table.
     name: name of the op.
-    has_one_each: bool [tables], on the host: whether each row has one id. Whoever knows that has
-      looked at the splits, so that a GPU does not report on them, and nothing waits for that.
+    has_one_each: bool [tables], on the host: whether each row has one id. The host that
+      tells it has checked the splits, so that no step waits for a GPU to report on them.
 
   Returns:
     float [batch, width], the slices of all tables in order.

@@ -70,7 +70,7 @@ class PackIdsOp : public OpKernel {
       end += Padded(size);
     }
     // A copy to a GPU takes memory that is not page-locked through a buffer of its own, and waits.
-    // What fits into the inputs fits here, so that TensorFlow's allocator may be asked for it.
+    // TensorFlow's allocator may be asked for no more than the inputs have.
     AllocatorAttributes attributes;
     attributes.set_gpu_compatible(true);
     Tensor* packed = nullptr;
