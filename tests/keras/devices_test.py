@@ -200,9 +200,10 @@ class PlacementTest(tf.test.TestCase):
     model, group = self.make_model()
     inputs, labels = self.make_data()
 
-    losses = model.fit(inputs, labels, batch_size=4, epochs=3, verbose=0).history["loss"]
+    model.fit(inputs, labels, batch_size=4, epochs=3, verbose=0)
 
-    self.assertLess(losses[-1], losses[0])
+    rows = group.tables["user"].lookup(inputs["user"]).numpy()
+    self.assertTrue(rows.any(axis=1).all())
     self.assertEqual([len(table) for table in group.tables.values()], [8, 2])
     folder = os.path.join(self.get_temp_dir(), "exported")
     export(model, folder)
