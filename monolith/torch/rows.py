@@ -413,7 +413,7 @@ def _step_followers(optimizer: torch.optim.Optimizer, *, has_stepped: bool) -> N
 
 
 class _Backward:
-  """What a backward under way has brought and no parameter's gradient has fetched yet.
+  """Keeps what a backward under way has brought and no parameter's gradient has fetched yet.
 
   The backward itself holds it, as what is called when it is over: it goes with its backward, also
   with one that failed or whose gradients `torch.autograd.grad` took. So neither the thread matters

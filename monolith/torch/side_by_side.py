@@ -171,7 +171,7 @@ class SideBySide:
     return rows
 
   def _row_of(self, columns: Sequence[tuple[RowTable, int, int]]) -> gpu_table.TableRow:
-    # Of a single table each vector is a row.
+    # A single table has a row for each vector.
     width = self.tables[0].dim if self._is_one else self.width
     return gpu_table.TableRow([(one.storage.table, column) for one, column, _ in columns], width)
 

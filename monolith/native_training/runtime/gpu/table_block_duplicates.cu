@@ -169,7 +169,7 @@ struct FindInBlock {
     if (lane != 0) return;
     found.starts[begin + job + shared->all_heads] = n;
     found.totals[job] = shared->all_heads;
-    // Of all tables; each writes the same.
+    // Counts the chunks of all tables; each block writes the same.
     *found.num_chunks = static_cast<uint32_t>(batches.count) * chunk_room;
   }
 

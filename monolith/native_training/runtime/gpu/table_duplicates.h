@@ -1,5 +1,5 @@
-// What finding the equal ids of batches is made of: places that positions claim, sums over the
-// lanes of a block, and what is found. Small batches are one block's work each.
+// Finds the equal ids of batches: positions claim places, lanes of a block are summed up, and the
+// result says which positions belong together. A small batch is the work of one block.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_DUPLICATES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_DUPLICATES_H_
 
@@ -67,7 +67,7 @@ inline int64_t MostChunks(int64_t n, uint32_t fused) {
   return fused == kNoPosition ? 0 : n / kSumChunk + n / (int64_t{fused} + 1) + 1;
 }
 
-// What is found of the batches of several tables, on the device. Those of a table follow those of
+// The result for the batches of several tables, on the device. Those of a table follow those of
 // the tables before it.
 struct FoundDuplicates {
   int64_t* distinct;

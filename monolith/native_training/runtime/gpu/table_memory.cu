@@ -130,8 +130,8 @@ cudaMemPool_t Pool() {
   return pool;
 }
 
-// What tables may have of the current card. Asking takes longer than two launches, and every buffer
-// of a write asks.
+// Finds how much of the current card tables may have. Asking takes longer than two launches, and
+// every buffer of a write asks.
 int CardBudget(int64_t* bytes) {
   constexpr int kMostCards = 64;
   static std::atomic<int64_t> known[kMostCards];
