@@ -152,10 +152,14 @@ def split_ragged(
   unique = distribution_ops.unique_key_with_value_and_offset(
     ragged_id, dims, generate_buffer=generate_buffer
   )
-  shards = distribution_ops.shard_of_ids(unique.unique_key.values, num_ps)
-  ids, positions = distribution_ops.ragged_split_by_indices(shards, unique.unique_key, num_ps)
-  split = RawSplit(ids, [part.values for part in positions], unique.value_offset.values)
-  return split, unique.value_buffer
+  distinct = unique.unique_key
+  if num_ps == 1:  # There is nothing to split.
+    ids, positions = [distinct], [tf.range(tf.size(distinct.values, out_type=tf.int64))]
+  else:
+    shards = distribution_ops.shard_of_ids(distinct.values, num_ps)
+    ids, ragged = distribution_ops.ragged_split_by_indices(shards, distinct, num_ps)
+    positions = [part.values for part in ragged]
+  return RawSplit(ids, positions, unique.value_offset.values), unique.value_buffer
 
 
 def unique_parts(ids: tf.Tensor, num_ps: int) -> list[tf.Tensor]:

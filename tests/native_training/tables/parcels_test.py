@@ -115,6 +115,19 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
       self.assertLessEqual(_num_segments(), 33)
       self.assertAllEqual(session.run(unpacked, feed), feed[tensor])
 
+  def test_no_file_stays_open_for_a_receiver_elsewhere(self):
+    tensor = tf.compat.v1.placeholder(tf.float32, [_LARGE])
+    parcel = parcels.pack([tensor])
+    [unpacked] = parcels.unpack(parcel, [tensor])
+    with tf.compat.v1.Session() as session:
+      feed = {tensor: np.ones(_LARGE, np.float32)}
+      first = session.run(parcel, feed)
+      self.assertEqual(_num_segments(), 1)
+      for _ in range(70):
+        self.assertLen(session.run(parcel, feed), 16 + _LARGE // 2)
+      self.assertEqual(_num_segments(), 0)
+      self.assertAllEqual(session.run(unpacked, {parcel: first}), feed[tensor])
+
   def test_a_parcel_is_opened_once(self):
     tensor = tf.compat.v1.placeholder(tf.float32, [_LARGE])
     parcel = parcels.pack([tensor])

@@ -56,6 +56,8 @@ constexpr int64_t kMinSegmentBytes = 1 << 16;
 // Those that are under way. With more, somebody opens none.
 constexpr size_t kMaxSegments = 32;
 constexpr int64_t kPieceBytes = 1 << 19;
+// Parcels after which a receiver that has not answered is taken to be elsewhere.
+constexpr int kMaxUnanswered = 64;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -130,12 +132,20 @@ class PackParcelOp : public OpKernel {
   // Returns a free segment of that size. Null: the parcel travels whole, with `ticket`.
   std::unique_ptr<Segment> TakeSegment(int64_t bytes, SegmentTicket* ticket) {
     mutex_lock lock(mutex_);
+    if (is_far_) return nullptr;
     if (probe_ == nullptr) {
       probe_ = Segment::Create(0);
+      is_far_ = probe_ == nullptr;
       if (probe_ != nullptr) *ticket = probe_->Send(0);
       return nullptr;
     }
-    if (!probe_->IsFree()) return nullptr;
+    if (!probe_->IsFree()) {
+      if (++num_unanswered_ < kMaxUnanswered) return nullptr;
+      // A worker of many servers would run out of files.
+      is_far_ = true;
+      probe_.reset();
+      return nullptr;
+    }
     for (auto it = segments_.begin(); it != segments_.end();) {
       if (!(*it)->IsFree()) {
         ++it;
@@ -180,7 +190,9 @@ class PackParcelOp : public OpKernel {
   }
 
   mutex mutex_;
-  // Tells by being free whether the receiver reaches this memory.
+  bool is_far_ TF_GUARDED_BY(mutex_) = false;  // the receiver does not reach this memory
+  int num_unanswered_ TF_GUARDED_BY(mutex_) = 0;
+  // Tells by being free that the receiver does.
   std::unique_ptr<Segment> probe_ TF_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Segment>> segments_ TF_GUARDED_BY(mutex_);
   size_t num_taken_ TF_GUARDED_BY(mutex_) = 0;  // that are being filled

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -28,7 +29,16 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
+using ::monolith::engine::PrefetchForRead;
+using ::monolith::engine::PrefetchForWrite;
 using shape_inference::InferenceContext;
+
+constexpr int64_t kFetchedAhead = 12;
+
+// Where a float would lie, also outside of its array.
+const void* AddressOf(const float* floats, int64_t at) {
+  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(floats) + at * sizeof(float));
+}
 
 // The arguments that both ops share, checked but for the offsets.
 class RowPlaces {
@@ -106,10 +116,12 @@ class RowPlaces {
   int64_t num_floats(int shard) const { return shards_[shard].first.back(); }
 
   // Calls fn(shard, table, first float of an entry in the shard, float of one of its places in the
-  // table, whether it is the first place) for all places, those of an entry in one thread.
-  template <typename Fn>
-  Status ForEach(const DeviceRunner& runner, const Fn& fn) const {
+  // table, whether it is the first place) for all places, those of an entry in one thread, and
+  // fetch(table, float of a place) some places ahead, where the float is checked by nobody yet.
+  template <typename Fetch, typename Fn>
+  Status ForEach(const DeviceRunner& runner, const Fetch& fetch, const Fn& fn) const {
     std::atomic<int64_t> bad{-1};
+    const int64_t num_offsets = offset_splits_[num_keys_];
     for (size_t s = 0; s < shards_.size(); ++s) {
       const Shard& shard = shards_[s];
       const int64_t n = shard.splits[dims_.size()];
@@ -122,6 +134,8 @@ class RowPlaces {
             const int64_t key = shard.keys[i];
             const int64_t row = shard.first[t] + (i - shard.splits[t]) * dims_[t];
             for (int64_t k = offset_splits_[key]; k < offset_splits_[key + 1]; ++k) {
+              // Places of one key after another: they lie anywhere in the table's floats.
+              if (k + kFetchedAhead < num_offsets) fetch(t, offsets_[k + kFetchedAhead] - base);
               const int64_t at = offsets_[k] - base;
               if (at < 0 || at > room) {
                 bad.store(k);
@@ -193,7 +207,8 @@ class SpreadRowsOp : public OpKernel {
     const auto copy = [&](size_t s, size_t t, int64_t row, int64_t at, bool) {
       std::memcpy(to[t] + at, from[s] + row, dims_[t] * sizeof(float));
     };
-    OP_REQUIRES_OK(ctx, places.ForEach(DeviceRunner(ctx), copy));
+    const auto fetch = [&](size_t t, int64_t at) { PrefetchForWrite(AddressOf(to[t], at)); };
+    OP_REQUIRES_OK(ctx, places.ForEach(DeviceRunner(ctx), fetch, copy));
   }
 
  private:
@@ -236,7 +251,8 @@ class SumRowsOp : public OpKernel {
         for (int64_t d = 0; d < dim; ++d) sum[d] += grad[d];
       }
     };
-    OP_REQUIRES_OK(ctx, places.ForEach(DeviceRunner(ctx), add));
+    const auto fetch = [&](size_t t, int64_t at) { PrefetchForRead(AddressOf(from[t], at)); };
+    OP_REQUIRES_OK(ctx, places.ForEach(DeviceRunner(ctx), fetch, add));
   }
 
  private:
