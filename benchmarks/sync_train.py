@@ -205,8 +205,8 @@ def run_rank(folder: pathlib.Path, rounds: int, steps: int) -> None:
     reorder_fids_in_data_pipeline=True,
     intra_op_parallelism_threads=1,
     inter_op_parallelism_threads=2,
-    save_summary_steps=None,
-    log_step_count_steps=None,
+    save_summary_steps=1 << 40,
+    log_step_count_steps=1 << 40,
   )
   params = make_task(tf, make_batches(num_ranks, rank))
   params.train.max_steps = WARM_UP_STEPS + TRACED_STEPS + rounds * steps + 1
