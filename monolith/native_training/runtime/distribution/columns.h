@@ -12,10 +12,14 @@
 namespace monolith {
 namespace distribution {
 
+typedef float FourFloats __attribute__((vector_size(16)));
+// Outside of the template, where GCC 11 would forget that it is not aligned.
+typedef float FourUnaligned __attribute__((vector_size(16), aligned(4), may_alias));
+
 template <bool kScalar>
 struct ColumnTypes {
-  typedef float Part __attribute__((vector_size(16)));
-  typedef float Unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+  using Part = FourFloats;
+  using Unaligned = FourUnaligned;
 };
 
 template <>
