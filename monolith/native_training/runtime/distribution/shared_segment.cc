@@ -41,7 +41,7 @@ static_assert(std::atomic<int64_t>::is_always_lock_free, "two processes share th
 constexpr int64_t kMagic = 0x5045454d474553;  // "SEGMEEP"
 constexpr int64_t kHeaderBytes = 64;          // keeps the data aligned
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
-// What links below /proc/<pid>/fd begin with for our files.
+// Begins the links below /proc/<pid>/fd that lead to our files.
 constexpr char kName[] = "monolith_parcel";
 constexpr char kLink[] = "/memfd:monolith_parcel";
 constexpr int64_t kMaxBytes = int64_t{1} << 46;

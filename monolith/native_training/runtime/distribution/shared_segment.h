@@ -65,7 +65,7 @@ class Segment {
 // The memory of one segment in the reader's process.
 class SegmentMapping;
 
-// What was sent. When it is destroyed, the writer may fill the segment anew.
+// Lets a reader at what was sent. When it is destroyed, the writer may fill the segment anew.
 class SegmentView {
  public:
   SegmentView(std::shared_ptr<SegmentMapping> mapping, int64_t turn, int64_t size);

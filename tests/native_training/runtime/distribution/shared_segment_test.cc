@@ -108,7 +108,7 @@ TEST(SharedSegmentTest, RefusesOtherFiles) {
   EXPECT_EQ(CodeOfOpening(ticket), StatusCode::kUnavailable);
   close(ends[0]);
   close(ends[1]);
-  // Of the right name, but it may be cut, which would kill a reader.
+  // This one has the right name, but it may be cut, which would kill a reader.
   ticket.fd = memfd_create("monolith_parcel", 0);
   ASSERT_GE(ticket.fd, 0);
   ASSERT_EQ(ftruncate(static_cast<int>(ticket.fd), 4096), 0);

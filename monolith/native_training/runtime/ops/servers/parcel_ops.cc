@@ -159,7 +159,7 @@ class PackParcelOp : public OpKernel {
       }
     }
     if (segments_.size() + num_taken_ >= kMaxSegments) return nullptr;
-    // What is never touched takes no memory.
+    // Pages that are never touched take no memory.
     int64_t capacity = kMinSegmentBytes;
     while (capacity < bytes) capacity *= 2;
     std::unique_ptr<Segment> created = Segment::Create(capacity);
