@@ -95,7 +95,9 @@ PRIVATE_NAMES: dict[str, str] = {
     "object_graph_key_mapping saver_from_object_based_checkpoint"
   ),
   "tensorflow.python.training.summary_io": "SummaryWriterCache",
-  "tensorflow.python.training.training_util": "_get_or_create_global_step_read global_step",
+  "tensorflow.python.training.training_util": (
+    "GLOBAL_STEP_READ_KEY _get_or_create_global_step_read global_step"
+  ),
   "tensorflow.tsl.profiler.protobuf.xplane_pb2": "XSpace",
 }
 

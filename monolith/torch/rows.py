@@ -282,7 +282,8 @@ class RowTable(torch.nn.Module):
   def save(self, path: str | os.PathLike[str]) -> int:
     """Writes the files of a table; returns the number of rows.
 
-    Of several ranks each writes its own rows, to `<path>.rank_00000_of_00002` and so on.
+    Of several ranks each writes its own rows, to `<path>.rank_00000_of_00002` and so on. None waits
+    for the others: before one loads, call `torch.distributed.barrier()`.
     """
     return self.storage.save(ranks.path_of(path, *ranks.place(self.process_group)))
 

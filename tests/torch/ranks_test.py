@@ -64,6 +64,7 @@ def _train(rank, folder, follows):
   tables = model.module.tables.tables
   torch.save({name: _rows(table) for name, table in tables.items()}, f"{folder}/rows_{rank}")
   model.module.tables.save(f"{folder}/saved")
+  dist.barrier()
   other = _collection(**options)
   other.load(f"{folder}/saved")
   with torch.no_grad():
