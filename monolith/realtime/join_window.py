@@ -5,6 +5,10 @@ event time by `window_ms`. The watermark is the newest event time that was read 
 is further behind, minus `lateness_ms`, so that a replay closes no window before it has read the
 actions that belong in it. A stream that had nothing more to read counts as far as the other one
 was then.
+
+An impression that is sent again, with the event time it had, makes no second sample until its
+window has passed, whether the first one is open, in a file, or has left with its action. Later it
+makes a sample of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from monolith.realtime import events
+from monolith.realtime.closed_keys import ClosedKeys
 from monolith.realtime.spill_files import Record, SpilledMinute, hash_keys
 
 FIRST_ACTION, WINDOW_END = "first_action", "window_end"
@@ -65,7 +70,8 @@ class WindowOptions:
     lateness_ms: how much later than newer events an event may be read.
     emit: `first_action` or `window_end`.
     rates: how many negatives are kept.
-    memory_bytes: impressions beyond it go to files.
+    memory_bytes: impressions beyond it go to files. A quarter of it at most remembers those that
+      have left with an action.
     spill_folder: where those files are.
   """
 
@@ -99,6 +105,7 @@ class Counters:
   unmatched: int = 0
   repeated: int = 0
   known: int = 0
+  forgotten: int = 0
   spilled_bytes: int = 0
 
 
@@ -130,6 +137,7 @@ class JoinWindow:
     # Actions that wait for their impression: key -> [(event time, action, offset)].
     self._waiting: dict[str, list[tuple[int, int, int]]] = {}
     self._waiting_order: list[tuple[int, str]] = []
+    self._closed = ClosedKeys(options.memory_bytes // 4)
     # With WINDOW_END: actions of impressions that are open.
     self._collected: dict[str, list[int]] = {}
     # Impressions whose samples are in the topic already, one bit per offset after the first: after
@@ -151,8 +159,8 @@ class JoinWindow:
 
   @property
   def memory_bytes(self) -> int:
-    """About how much memory open impressions take."""
-    return self._memory
+    """About how much memory impressions take, those that have left with an action included."""
+    return self._memory + self._closed.memory_bytes
 
   def know(self, first: int, offsets: Iterable[int]) -> None:
     """Tells the window of impressions whose samples were written before: they make no other.
@@ -190,8 +198,9 @@ class JoinWindow:
     for offset, impression in impressions:
       self._add_impression(offset, impression, samples)
     self._add_actions(actions, samples)
-    if self._memory > self._options.memory_bytes:
+    if self.memory_bytes > self._options.memory_bytes:
       self._spill()
+    self.counters.forgotten = self._closed.forgotten
     return samples
 
   @property
@@ -228,20 +237,37 @@ class JoinWindow:
     for minute in sorted({*self._minutes, *self._spilled}):
       if (minute + 1) * self._unit_ms > end:
         break
+      spilled = self._spilled.pop(minute, None)
+      # Memory has a key once, but it may be in a file as well, or several times.
+      done: set[str] = set()
       for key in self._minutes.pop(minute, ()):
         record = self._open.get(key)
         if record is not None and record[_TIME] // self._unit_ms == minute:
           self._forget(key, record)
           self._close(key, record, samples)
-      spilled = self._spilled.pop(minute, None)
+          if spilled is not None:
+            done.add(key)
       if spilled is not None:
         for key, record in spilled.drain():
-          self._close(key, record, samples)
+          if key in done or key in self._closed:
+            self.counters.repeated += 1
+          else:
+            done.add(key)
+            self._close(key, record, samples)
         spilled.close()
+    self._closed.forget_before(end // self._unit_ms)
     while self._waiting_order and self._waiting_order[0][0] < end:
       _, key = heapq.heappop(self._waiting_order)
       self.counters.unmatched += len(self._waiting.pop(key, ()))
     return samples
+
+  def oldest_needed_offset(self) -> int | None:
+    """Returns the offset of the first impression that is open or remembered, or None.
+
+    A joiner that reads from there on knows what this one does.
+    """
+    candidates = (self.oldest_open_offset(), self._closed.oldest_offset())
+    return min((offset for offset in candidates if offset is not None), default=None)
 
   def oldest_open_offset(self) -> int | None:
     """Returns the offset of the first impression that is open, or None."""
@@ -268,6 +294,10 @@ class JoinWindow:
     if self._known and self._is_known(offset):
       self.counters.known += 1
       self._waiting.pop(key, None)
+      self._closed.add(key, time_ms // self._unit_ms, offset)
+      return
+    if key in self._closed:
+      self.counters.repeated += 1
       return
     record = (offset, time_ms, event.channel, event.item, event.example)
     waiting = self._waiting.pop(key, None)
@@ -276,7 +306,7 @@ class JoinWindow:
       self.counters.late += len(waiting) - len(in_time)
       if in_time and self._options.emit == FIRST_ACTION:
         self.counters.repeated += len(in_time) - 1
-        self._emit(key, record, events.POSITIVE, in_time[:1], samples)
+        self._emit_positive(key, record, in_time[0], samples)
         return
       if in_time:
         self._collected[key] = in_time
@@ -298,7 +328,9 @@ class JoinWindow:
       self.counters.actions += 1
       self._newest_action = max(self._newest_action, action.event_time_ms)
       record = self._open.get(action.request_id)
-      if record is None:
+      if record is None and action.request_id in self._closed:
+        self.counters.repeated += 1
+      elif record is None:
         rest.append((offset, action))
       else:
         self._join(record, action, samples)
@@ -320,7 +352,12 @@ class JoinWindow:
       self._collected.setdefault(key, []).append(action.action)
     else:
       self._forget(key, record)
-      self._emit(key, record, events.POSITIVE, [action.action], samples)
+      self._emit_positive(key, record, action.action, samples)
+
+  def _emit_positive(self, key: str, record: Record, action: int, samples: list[Sample]) -> None:
+    """Lets an impression leave with an action, before its window has passed."""
+    self._emit(key, record, events.POSITIVE, [action], samples)
+    self._closed.add(key, record[_TIME] // self._unit_ms, record[_OFFSET])
 
   def _bring_back(self, spilled: SpilledMinute, keys: set[str]) -> None:
     """Moves impressions that actions ask for from a file to memory."""
@@ -390,7 +427,7 @@ class JoinWindow:
       for key, record in records.items():
         self._forget(key, record)
       del self._minutes[minute]
-      if self._memory <= self._options.memory_bytes // 2:
+      if self.memory_bytes <= self._options.memory_bytes // 2:
         return
 
 

@@ -19,6 +19,8 @@ _MEANINGS = {
   "sampled_out": "Impressions without an action that were left out by sampling.",
   "late": "Actions that came after the window of their impression.",
   "unmatched": "Actions whose impression did not come in time, or was closed.",
+  "forgotten": "Impressions that memory could not keep until their window's end: repeated, they "
+  "make a second sample.",
   "repeated": "Further actions of an impression, and impressions that came twice.",
   "known": "Impressions that were read again and whose sample existed.",
   "spilled_bytes": "Bytes of open impressions that went to files.",

@@ -1,7 +1,7 @@
 """Finds out where a joiner that starts again was, from Kafka alone.
 
 With each commit goes a mark: where the impressions, the actions and the samples stood when the
-oldest impression that is still open was read.
+oldest impression was read that is still open, or that must be known when it comes again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Partition:
 
   def resume_point(self) -> Mark:
     """Returns where a restarted joiner must begin, and forgets older marks."""
-    oldest = self.window.oldest_open_offset()
+    oldest = self.window.oldest_needed_offset()
     first = self.impressions_next if oldest is None else oldest
     i = bisect.bisect_right([mark.impressions for mark in self.marks], first) - 1
     del self.marks[: max(i, 0)]

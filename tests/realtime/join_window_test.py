@@ -1,4 +1,4 @@
-"""Tests of `join_window`, `spill_files` and `events`: what leaves a window, and when."""
+"""Tests of `join_window`, `closed_keys`, `spill_files`, `events`: what leaves a window, and when."""
 
 import dataclasses
 import errno
@@ -112,6 +112,65 @@ class JoinWindowTest(unittest.TestCase):
     driver.advance(100)
 
     self.assertEqual(set(driver.result()), {"3:0:p"})
+
+  def test_an_impression_repeated_after_its_positive_makes_no_second_sample(self):
+    driver = _Driver()
+    driver.impressions(make_impression("a", 0), make_impression("b", 0))
+    driver.actions(make_action("a", 1))
+
+    driver.impressions(make_impression("a", 0), make_impression("b", 0))
+    driver.actions(make_action("a", 2))
+    driver.impressions(make_impression("a", 0))
+    remembered = driver.window.oldest_needed_offset()
+    driver.advance(100)
+
+    self.assertEqual(driver.result(), {"3:0:p": (1.0, [1], 1.0), "3:1:n": (0.0, [], 1.0)})
+    self.assertEqual(driver.window.counters.repeated, 4)
+    self.assertEqual(remembered, 0)
+    self.assertIsNone(driver.window.oldest_needed_offset())
+    self.assertEqual(driver.window.memory_bytes, 0)
+
+  def test_an_impression_repeated_while_it_is_in_a_file_makes_no_second_sample(self):
+    for emit in ("first_action", "window_end"):
+      with tempfile.TemporaryDirectory() as folder, self.subTest(emit):
+        driver = _Driver(
+          dataclasses.replace(_OPTIONS, emit=emit, memory_bytes=10_000, spill_folder=folder)
+        )
+        shown = [make_impression(f"{i}", 0) for i in range(100)]
+        driver.impressions(*shown)
+        self.assertGreater(driver.window.counters.spilled_bytes, 0)
+        driver.impressions(*shown[:5])
+        driver.actions(make_action("1", 1), make_action("1", 2), make_action("99", 1))
+        driver.impressions(*shown[:5])
+        driver.advance(100)
+        driver.window.close()
+
+        labels = [label for label, _, _ in driver.result().values()]
+        self.assertEqual((len(labels), sum(labels)), (100, 2))
+
+  def test_a_restarted_window_knows_what_is_repeated(self):
+    driver = _Driver()
+    driver.window.know(0, [0])  # the positive of a is in the topic
+
+    driver.impressions(make_impression("a", 0), make_impression("a", 0))
+    driver.advance(100)
+
+    self.assertEqual(driver.result(), {})
+    self.assertEqual(driver.window.counters.repeated, 1)
+
+  def test_memory_of_what_has_left_is_bounded(self):
+    driver = _Driver(dataclasses.replace(_OPTIONS, memory_bytes=100_000))
+    for second in range(0, 20, 2):
+      keys = [f"{second}.{i}" for i in range(50)]
+      driver.impressions(*(make_impression(key, second) for key in keys))
+      driver.actions(*(make_action(key, second) for key in keys))
+
+    window = driver.window
+    self.assertLessEqual(window.memory_bytes, 25_000)
+    self.assertGreater(window.counters.forgotten, 0)
+    # The oldest went first.
+    driver.impressions(make_impression("0.1", 0), make_impression("18.1", 18))
+    self.assertEqual((window.num_open, window.counters.repeated), (1, 1))
 
   def test_window_end_collects_all_actions(self):
     driver = _Driver(dataclasses.replace(_OPTIONS, emit="window_end"))

@@ -50,6 +50,19 @@ class PartitionTest(unittest.TestCase):
     self.assertFalse(self._partition.is_held_back())
     self.assertEqual(self._watermark_secs(), 98)
 
+  def test_a_restart_reads_what_must_be_known_when_it_is_repeated(self):
+    self._partition.mark(0)
+    self._partition.window.add(
+      [(5, make_impression("a", 0)), (6, make_impression("b", 1))], [(0, make_action("a", 1))]
+    )
+    self._partition.impressions_next = 7
+
+    before = self._partition.resume_point().impressions
+    self._partition.window.advance(START_MS + 100_000)
+
+    self.assertEqual(before, 5)
+    self.assertEqual(self._partition.resume_point().impressions, 7)
+
 
 class SampleOffsetsTest(unittest.TestCase):
   def test_brokers_that_only_refuse_are_given_up(self):

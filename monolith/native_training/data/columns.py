@@ -73,13 +73,18 @@ class Column(abc.ABC):
   def from_proto(self, value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
     """Returns the feature of what `proto_feature` has read."""
 
+  def find_bad_proto(self, value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | None:
+    """Returns bool `[batch]`: where no feature can be made; `None` if that cannot happen."""
+    return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Ids(Column):
   """Ids of an embedding table, int64 `[batch, None]`.
 
   Attributes:
-    separator: between the ids of one field; without it a field is one id.
+    separator: between the ids of one field, or of one value in a TFRecord's list of bytes; without
+      it a field, or value, is one id.
     hashed: whether the field is any text, whose hash is the id, or else the id itself in decimal
       digits. In a TFRecord, a list of bytes or a list of int64.
   """
@@ -103,8 +108,9 @@ class Ids(Column):
     )
 
   def read(self, text: tf.Tensor) -> tf.RaggedTensor:
-    return self.from_proto(
-      self._split(text) if self.hashed else _map_flat(tf.strings.to_number, self._split(text))
+    pieces = self._split(text)
+    return (
+      string_hash.hash_strings(pieces) if self.hashed else _map_flat(tf.strings.to_number, pieces)
     )
 
   @property
@@ -113,6 +119,10 @@ class Ids(Column):
     return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
 
   def from_proto(self, value: tf.RaggedTensor) -> tf.RaggedTensor:
+    if self.separator is not None:
+      pieces = self._split(value.values)
+      splits = tf.gather(pieces.row_splits, value.row_splits)
+      value = tf.RaggedTensor.from_row_splits(pieces.values, splits, validate=False)
     return string_hash.hash_strings(value) if self.hashed else value
 
   def _split(self, text: tf.Tensor) -> tf.RaggedTensor:
@@ -212,6 +222,11 @@ class _BucketColumn(Column):
 
   def from_proto(self, value: tf.RaggedTensor) -> tf.RaggedTensor:
     return value.with_flat_values(self.ids_of(value.flat_values))
+
+  def find_bad_proto(self, value: tf.RaggedTensor) -> tf.Tensor:
+    # As in text, where neither is a number.
+    is_bad = tf.logical_not(tf.math.is_finite(value.flat_values))
+    return tf.reduce_any(value.with_flat_values(is_bad), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

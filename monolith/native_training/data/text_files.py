@@ -87,6 +87,7 @@ def csv(
     FileNotFoundError: there is no such file.
     ValueError: an argument makes no sense, a file has no field of a column's name, or its header
       differs from the first one's or is not UTF-8.
+    InvalidArgumentError: when read, a file begins with another header than when this was called.
     DataLossError: at once or when read, a compressed file is torn or corrupt; it names the file and
       the line. A cut in a file that is not compressed can be told only by a row that misses fields.
   """
@@ -95,8 +96,9 @@ def csv(
   if len(separator.encode()) != 1 or separator in '"\r\n':
     raise ValueError(f"separator is {separator!r}, want one character of ASCII")
   paths = find_files(files)
+  headers = None
   if field_names is None:
-    field_names = _read_header(paths, separator, quotes)
+    field_names, headers = _read_header(paths, separator, quotes)
     first_line = 2
   else:
     first_line = 1
@@ -119,7 +121,9 @@ def csv(
     with _called_as_traced():
       return parse_lines(places, lines, tf.constant(paths))
 
-  batches = read_batches(paths, "lines", first_line, batch_size, shuffle, seed, epochs, shard)
+  batches = read_batches(
+    paths, "lines", first_line, batch_size, shuffle, seed, epochs, shard, headers
+  )
   dataset = batches.map(parse, tf.data.AUTOTUNE)
   return bad_rows_lib.make_savable(dataset).prefetch(tf.data.AUTOTUNE)
 
@@ -250,6 +254,7 @@ def read_batches(
   seed: int | None,
   epochs: int | None,
   shard: tuple[int, int] | None,
+  headers: list[str] | None = None,
 ) -> tf.data.Dataset:
   """Returns batches of this worker's rows, after the places where they are.
 
@@ -264,6 +269,7 @@ def read_batches(
     seed: what the draws depend on.
     epochs: how often the files are read; `None` for again and again.
     shard: `(i, n)` reads every n-th row, beginning with row i.
+    headers: the first line that each file must have still, without a byte order mark.
 
   Raises:
     ValueError: a number is out of its range.
@@ -271,9 +277,9 @@ def read_batches(
   _check_arrangement(batch_size, shuffle, epochs, shard)
   if not shuffle and shard is None:
     # Nothing is done with single rows, each of which would cost a step more.
-    blocks = _number(paths, row_format, first, _BLOCK_ROWS)
+    blocks = _number(paths, row_format, first, _BLOCK_ROWS, headers)
     return blocks.map(_place_rows).repeat(epochs).rebatch(batch_size)
-  rows = _number(paths, row_format, first, 0)
+  rows = _number(paths, row_format, first, 0, headers)
   if shard is not None:
     index, count = shard
     rows = rows.shard(count, index)
@@ -282,22 +288,54 @@ def read_batches(
   return rows.repeat(epochs).batch(batch_size)
 
 
-def _number(paths: list[str], row_format: str, first: int, block_rows: int) -> tf.data.Dataset:
+def _number(
+  paths: list[str], row_format: str, first: int, block_rows: int, headers: list[str] | None
+) -> tf.data.Dataset:
   """Returns rows, or blocks of them, of one file after another, each after its place."""
 
   @tf.autograph.experimental.do_not_convert
-  def rows_of(index: tf.Tensor | int, path: tf.Tensor | str) -> tf.data.Dataset:
+  def rows_of(index: tf.Tensor | int, path: tf.Tensor | str, *header: Any) -> tf.data.Dataset:
     kind = tf.where(tf.strings.regex_full_match(path, _GZIP), "GZIP", "")
     rows = FileRowsDataset(path, row_format, kind, skip_rows=first - 1, block_rows=block_rows)
     # Not `counter`, which calls a function for every number.
     numbers = tf.data.Dataset.range(
       index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE, max(block_rows, 1)
     )
-    return tf.data.Dataset.zip((numbers, rows))
+    numbered = tf.data.Dataset.zip((numbers, rows))
+    return (
+      _check_header(path, kind, *header, block_rows).concatenate(numbered) if header else numbered
+    )
 
+  headers_of = () if headers is None else (headers,)
   if len(paths) == 1:
-    return rows_of(0, paths[0])  # A step less for every row.
-  return tf.data.Dataset.from_tensor_slices(paths).enumerate().flat_map(rows_of)
+    return rows_of(0, paths[0], *(each[0] for each in headers_of))  # A step less for every row.
+  files = tf.data.Dataset.from_tensor_slices(
+    (tf.range(len(paths), dtype=tf.int64), paths, *headers_of)
+  )
+  return files.flat_map(rows_of)
+
+
+def _check_header(
+  path: tf.Tensor | str, kind: tf.Tensor, header: tf.Tensor | str, block_rows: int
+) -> tf.data.Dataset:
+  """Returns a dataset without elements, which fails if a file begins with another header.
+
+  Rows are cut by the header that was read first, and a file may be replaced before it is read, or
+  between two epochs.
+  """
+
+  @tf.autograph.experimental.do_not_convert
+  def check(line: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    line = tf.strings.regex_replace(line, "^\ufeff|\r+$", "")
+    problem = tf.strings.join(
+      [path, ":1: the header is `", line, "`, but was `", header, "` when the dataset was made"]
+    )
+    bad_rows_lib.report(tf.boolean_mask([problem], [tf.not_equal(line, header)]), None)
+    return tf.constant(0, tf.int64), tf.constant([], tf.string) if block_rows else line
+
+  # A file that is empty now has an empty header.
+  first = FileRowsDataset(path, "lines", kind).concatenate(tf.data.Dataset.from_tensors("")).take(1)
+  return first.map(check).filter(lambda *unused: False)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -459,26 +497,32 @@ def _name(separator: str) -> str:
   return {"\t": "tabs", ",": "commas", ";": "semicolons"}.get(separator, f"`{separator}`")
 
 
-def _read_header(paths: list[str], separator: str, quotes: bool) -> list[str]:
-  """Returns the fields that the first lines name.
+def _read_header(paths: list[str], separator: str, quotes: bool) -> tuple[list[str], list[str]]:
+  """Returns the fields that the first lines name, and these lines.
 
   Raises:
     ValueError: a file is empty, names a field twice, or other fields than the first one.
   """
+  import csv as csv_module
+
   fields: list[str] | None = None
+  lines = []
   for path in paths:
-    found = _header_of(path, separator, quotes)
+    line = _header_of(path)
+    lines.append(line)
+    quoting = csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE
+    (cut,) = csv_module.reader([line], delimiter=separator, quoting=quoting)
+    found = [field.strip() for field in cut]
     if len(set(found)) != len(found):
       raise ValueError(f"{path} names a field twice: {found}")
     if fields is not None and found != fields:
       raise ValueError(f"{path} has the fields {found}, but {paths[0]} has {fields}")
     fields = found
   assert fields is not None
-  return fields
+  return fields, lines
 
 
-def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
-  import csv as csv_module
+def _header_of(path: str) -> str:
   import gzip
   import zlib
 
@@ -496,8 +540,4 @@ def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
     if tf.io.gfile.isdir(path):
       raise ValueError(f"{path} is a folder, want files: {os.path.join(path, '*.csv')!r}")
     raise ValueError(f"{path} has no header: its first line is empty")
-  if quotes:
-    fields = csv_module.reader([line], delimiter=separator)
-  else:
-    fields = csv_module.reader([line], delimiter=separator, quoting=csv_module.QUOTE_NONE)
-  return [field.strip() for field in next(fields)]
+  return line

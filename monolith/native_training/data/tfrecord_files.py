@@ -11,7 +11,7 @@ import tensorflow as tf
 from monolith.native_training.data import bad_rows as bad_rows_lib
 from monolith.native_training.data import text_files
 from monolith.native_training.data.bad_rows import BadRows
-from monolith.native_training.data.columns import Column, check_columns
+from monolith.native_training.data.columns import Column, Ids, check_columns
 
 _LISTS = {tf.string: "bytes_list", tf.int64: "int64_list", tf.float32: "float_list"}
 _NO_EXAMPLE = "is no serialized tf.train.Example"
@@ -36,7 +36,8 @@ def tfrecord(
     files: paths or patterns, read in the order of their names; `.gz` files are decompressed.
     columns: feature -> what it becomes. `Ids()` and `Text()` read lists of bytes,
       `Ids(hashed=False)` and `Number(dtype=tf.int64)` lists of int64, `Number()` and buckets lists
-      of floats. An example without the feature has no ids, or the default number.
+      of floats, of which NaN and infinity are in no bucket: such records are bad. An example
+      without the feature has no ids, or the default number.
     batch_size: records per element. An element with skipped records is smaller, and may be empty.
     label: the column that becomes the second part of `(features, label)`; by default an element is
       one dict.
@@ -63,6 +64,12 @@ def tfrecord(
   counter = bad_rows_lib.check_arguments(on_bad_row, bad_rows)
   if label is not None and label not in columns:
     raise ValueError(f"label is {label!r}, want one of the columns {list(columns)}")
+  for name, column in columns.items():
+    if isinstance(column, Ids) and not column.hashed and column.separator is not None:
+      raise ValueError(
+        f"column {name!r} has the separator {column.separator!r}, want None: Ids(hashed=False) "
+        "reads a list of int64, each of which is an id"
+      )
   paths = text_files.find_files(files)
   spec = {name: column.proto_feature for name, column in columns.items()}
 
@@ -90,8 +97,32 @@ def tfrecord(
       with tf.control_dependencies([checked]):
         records = tf.identity(records)
     parsed = tf.io.parse_example(records, spec, example_names=names)
+    parsed = _leave_bad_out(parsed, names)
     features = {name: column.from_proto(parsed[name]) for name, column in columns.items()}
     return features if label is None else (features, features.pop(label))
+
+  def _leave_bad_out(parsed: dict[str, Any], names: tf.Tensor) -> dict[str, Any]:
+    """Returns the records of which each column can use what was read."""
+    found = {name: column.find_bad_proto(parsed[name]) for name, column in columns.items()}
+    found = {name: is_bad for name, is_bad in found.items() if is_bad is not None}
+    if not found:
+      return parsed
+    is_bad = tf.reduce_any(tf.stack(list(found.values())), axis=0)
+    first = tf.argmax(tf.cast(tf.stack(list(found.values())), tf.int32), axis=0)
+    wants = [f": feature `{name}` has NaN or infinity, want numbers" for name in found]
+    problems = tf.strings.join([names, tf.gather(wants, first)])
+
+    def without_bad() -> dict[str, Any]:
+      _report(problems, is_bad, counter)
+      is_good = tf.logical_not(is_bad)
+      return {
+        name: tf.ragged.boolean_mask(value, is_good)
+        if isinstance(value, tf.RaggedTensor)
+        else tf.boolean_mask(value, is_good)
+        for name, value in parsed.items()
+      }
+
+    return tf.cond(tf.reduce_any(is_bad), without_bad, lambda: parsed)
 
   dataset = text_files.read_batches(paths, "tfrecord", 1, batch_size, shuffle, seed, epochs, shard)
   dataset = dataset.map(parse, tf.data.AUTOTUNE)

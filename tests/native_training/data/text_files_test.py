@@ -4,6 +4,7 @@ Covers `tfrecord_files` and `file_rows`, too.
 """
 
 import gzip
+import math
 import os
 import re
 import tempfile
@@ -89,6 +90,24 @@ class ReadersTest(absltest.TestCase):
     path = self._write("n\n" + "1\n" * 1300 + "x\n", "bad.csv")
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"{path}:1302: column `n` is `x`"):
       list(data.csv(path, {"n": data.Number()}, 64))
+
+  def test_a_header_that_is_replaced_is_an_error(self):
+    columns = {"a": data.Number(), "b": data.Number()}
+    texts = ["a,b\n1,2\n", "\ufeffa,b\r\n3,4\r\n"]
+    for options in ({}, {"shuffle": 2}, {"shard": (1, 2)}):
+      for count in (1, 2):
+        paths = [self._write(texts[i], f"{i}.csv") for i in range(count)]
+        dataset = data.csv(paths, columns, 8, **options)
+        expected = (
+          {1: [1.0], 2: [1.0, 3.0]}[count] if "shard" not in options else {1: [], 2: [3.0]}[count]
+        )
+        self.assertEqual(sorted(x for f in dataset for x in f["a"].numpy()), expected)
+
+        for other in ("b,a\n2,1\n", ""):
+          self._write(other, f"{count - 1}.csv")
+          told = f"{paths[-1]}:1: the header is `{other[:3]}`, but was `a,b` when"
+          with self.assertRaisesRegex(tf.errors.InvalidArgumentError, told):
+            list(dataset)
 
   def test_csv_without_header(self):
     path = self._write("7\tann\n-8\tbob\n")
@@ -413,6 +432,36 @@ class ReadersTest(absltest.TestCase):
     self.assertEqual(features["item"].to_list(), [[7, 8], []])
     self.assertEqual(features["no"].numpy().tolist(), [b"", b""])
     self.assertEqual(label.numpy().tolist(), [4.5, 3.0])
+
+  def test_values_of_records_are_cut_as_fields_are(self):
+    path = self._write_records([dict(genres=[b"Drama|War", b" War| "]), {}, dict(genres=[b"War"])])
+    columns = {"genres": data.Ids(separator="|")}
+
+    [features] = data.tfrecord(path, columns, 8)
+
+    self.assertEqual(features["genres"].to_list(), [_hash("Drama", "War", "War"), [], _hash("War")])
+    with self.assertRaisesRegex(ValueError, r"column 'item' has the separator '\|', want None"):
+      data.tfrecord(path, {"item": data.Ids(separator="|", hashed=False)}, 8)
+
+  def test_records_whose_number_is_in_no_bucket_are_bad(self):
+    good = dict(user=[b"ann"], stars=[1.0], age=[20.0])
+    for column in (data.Buckets([18, 30]), data.LogBuckets()):
+      columns = {"user": data.Ids(), "stars": data.Number(), "age": column}
+      for number in (math.nan, math.inf):
+        path = self._write_records([good, dict(good, age=[1.0, number]), good])
+        told = "a.tfrecord:2: feature `age` has NaN or infinity"
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, re.escape(told)):
+          list(data.tfrecord(path, columns, 8))
+
+        bad_rows = data.BadRows()
+        [features] = data.tfrecord(path, columns, 8, on_bad_row="skip", bad_rows=bad_rows)
+
+        self.assertEqual(features["user"].to_list(), [_hash("ann")] * 2)
+        self.assertEqual(features["stars"].shape, [2])
+        self.assertEqual(features["age"].nrows(), 2)
+        self.assertEqual(
+          bad_rows.first, [f"{path}:2: feature `age` has NaN or infinity, want numbers"]
+        )
 
   def test_bad_records_are_named_or_skipped(self):
     good = dict(user=[b"ann"], stars=[1.0])
