@@ -88,24 +88,19 @@ class StreamPositions:
   def __init__(self, topics: Sequence[str], settings: Sequence[str]):
     self.topics = list(topics)
     self.settings = dict(entry.split("=", 1) for entry in settings)
-    name = "stream_positions/" + "/".join(self.topics)
     num_ps = native_task_context.get().num_ps
-    self._positions = []
+    # For each server, a variable for each topic: another run may name topics in another order, or
+    # more of them.
+    self._positions: list[list[tf.Variable]] = []
     with tf.control_dependencies(None):
       for i in range(max(1, num_ps)):
         with tf.device(utils.ps_device(i) if num_ps else None):
-          self._positions.append(
-            tf.compat.v1.get_variable(
-              name if i == 0 else f"{name}/server_{i}",
-              initializer=np.full([len(self.topics) * MAX_PARTITIONS], -1, np.int64),
-              trainable=False,
-            )
-          )
+          self._positions.append([_make_positions(topic, i) for topic in self.topics])
       with tf.device(utils.ps_device(0) if num_ps else None):
         self._counts = tf.compat.v1.get_variable(
-          f"{name}/counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
+          "stream_counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
         )
-      stacked = tf.stack([v.read_value() for v in self._positions])
+      stacked = tf.stack([_read_all(variables) for variables in self._positions])
       # A server that knows nothing yet lets all begin anew: -1 is the smallest.
       self._value = (tf.reduce_min(stacked, axis=0), self._counts.read_value())
     self.start = tf.reshape(stacked, [-1, len(self.topics), MAX_PARTITIONS])
@@ -117,9 +112,9 @@ class StreamPositions:
     Nothing is decided without servers: rows and positions of one process come and go together.
     """
     result = []
-    for i, variable in enumerate(self._positions[: self._num_ps]):
+    for i, variables in enumerate(self._positions[: self._num_ps]):
       with tf.device(utils.ps_device(i)):
-        mine = tf.gather(variable, batch.positions[:, 0])
+        mine = tf.gather(_read_all(variables), batch.positions[:, 0])
         result.append(tf.reduce_any(mine < batch.positions[:, 1]))
     return result
 
@@ -138,13 +133,11 @@ class StreamPositions:
     """
     lacks = self.lacks(batch) if lacks is None else lacks
     moves = []
-    for i, variable in enumerate(self._positions):
-      with tf.device(variable.device), tf.control_dependencies(_last_ops_on(i, write)):
+    for i, variables in enumerate(self._positions):
+      with tf.device(variables[0].device), tf.control_dependencies(_last_ops_on(i, write)):
         # A server that was ahead stays there.
         with tf.control_dependencies(lacks[i : i + 1]):
-          moves.append(
-            tf.compat.v1.scatter_max(variable, batch.positions[:, 0], batch.positions[:, 1])
-          )
+          moves += _move(variables, batch.positions)
         if i == 0:
           counted = batch.counts[:3]
           if lacks:
@@ -163,6 +156,32 @@ class StreamPositions:
       for i in np.flatnonzero(offsets >= 0)
     }
     return StreamState(positions, *(int(count) for count in counts))
+
+
+def _make_positions(topic: str, server: int) -> tf.Variable:
+  return tf.compat.v1.get_variable(
+    f"stream_positions/{topic}" + (f"/server_{server}" if server else ""),
+    initializer=np.full([MAX_PARTITIONS], -1, np.int64),
+    trainable=False,
+  )
+
+
+def _read_all(variables: Sequence[tf.Variable]) -> tf.Tensor:
+  """Returns the positions of all topics as one vector, which pairs of a batch index."""
+  return tf.concat([variable.read_value() for variable in variables], axis=0)
+
+
+def _move(variables: Sequence[tf.Variable], positions: tf.Tensor) -> list[tf.Tensor]:
+  """Returns the ops that move each topic's variable to a batch's positions."""
+  if len(variables) == 1:
+    return [tf.compat.v1.scatter_max(variables[0], positions[:, 0], positions[:, 1])]
+  moves = []
+  for i, variable in enumerate(variables):
+    is_mine = tf.equal(positions[:, 0] // MAX_PARTITIONS, i)
+    # -1 moves nothing.
+    after = tf.where(is_mine, positions[:, 1], -1)
+    moves.append(tf.compat.v1.scatter_max(variable, positions[:, 0] % MAX_PARTITIONS, after))
+  return moves
 
 
 def _last_ops_on(server: int, write: tf.Operation | None) -> list[tf.Operation]:

@@ -115,6 +115,22 @@ class StreamTrainingTest(tf.test.TestCase):
     self.assertEqual(self.saved_positions(), {0: 50, 1: 10})
     self.assertAllEqual(self.counts(range(60)), np.ones(60))
 
+  def test_topics_may_be_named_in_another_order_and_new_ones_added(self):
+    other, new = (self.kafka.create_topic(uuid.uuid4().hex, 1) for _ in range(2))
+    self.send(range(20))
+    self.kafka.send(other, [counting_task.make_sample(i) for i in range(20, 30)])
+    self.params.stream.topics = [self.topic, other]
+    self.train(save_checkpoints_steps=1000)
+
+    # The group was told the same positions; here it forgets them.
+    self.params.stream.group = uuid.uuid4().hex
+    self.kafka.send(new, [counting_task.make_sample(i) for i in range(30, 35)])
+    self.kafka.send(other, [counting_task.make_sample(i) for i in range(35, 40)])
+    self.params.stream.topics = [other, new, self.topic]
+    self.train(save_checkpoints_steps=1000)
+
+    self.assertAllEqual(self.counts(range(40)), np.ones(40))
+
   def test_workers_read_the_partitions_that_are_theirs(self):
     topics = [self.topic, self.kafka.create_topic(uuid.uuid4().hex, 3)]
     for i, topic in enumerate(topics):
@@ -190,9 +206,7 @@ class StreamTrainingTest(tf.test.TestCase):
     self.train()
 
     self.assertAllEqual(self.counts(range(5)), np.ones(5))
-    counts = tf.train.load_variable(
-      tf.train.latest_checkpoint(self.model_dir), f"stream_positions/{self.topic}/counts"
-    )
+    counts = tf.train.load_variable(tf.train.latest_checkpoint(self.model_dir), "stream_counts")
     self.assertAllEqual(counts, [5, 1, 2, 1700000004])
 
   def test_a_silent_stream_saves_and_can_be_stopped(self):
