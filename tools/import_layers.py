@@ -51,6 +51,7 @@ FOLDERS = {
   "proto": "base",
   "settings": "base",
   "/table": "ops",
+  "gpu": "ops",
   "ops": "ops",
   "runtime": "ops",
   "graph": "graph",

@@ -70,7 +70,7 @@ ops
   `distribution_ops`, `file_ops`, `gen_seq_mask`, `logging_ops`, `remote_predict_ops`,
   `static_reshape_op`, `touched_key_set_ops`, `ops`
                              one module per group of kernels
-  `gpu_table`                tables in the memory of a GPU, for any library of arrays
+  `gpu_table`, `gpu`         tables in the memory of a GPU, for any library of arrays
 
 base
   `settings`, `env_utils`, `gflags_utils`, `native_task_context`, `signal_utils`,

@@ -1,6 +1,7 @@
 """The binding of GPU tables: its structures, its arguments and, on a GPU, what it does.
 
-Covers `native_training/gpu_table.py`.
+Covers `native_training/gpu_table.py` and what is behind it: `gpu/structures.py`, `gpu/library.py`,
+`gpu/arrays.py`, `gpu/table.py`, `gpu/many.py`.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from unittest import mock
 import numpy as np
 
 from monolith.native_training import gpu_table
+from monolith.native_training.gpu import arrays, library, structures
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _RUNTIME = _ROOT / "monolith/native_training/runtime"
@@ -43,12 +45,12 @@ class StructuresTest(unittest.TestCase):
   def test_are_those_of_the_c_interface(self):
     text = (_RUNTIME / "gpu/c_api.h").read_text("utf-8")
     for name, structure in (
-      ("MonoGpuTableSegment", gpu_table._Segment),
-      ("MonoGpuTableConfig", gpu_table._Config),
-      ("MonoGpuWriteOptions", gpu_table._WriteOptions),
-      ("MonoGpuTableStats", gpu_table._Stats),
-      ("MonoGpuLookupJob", gpu_table._LookupJob),
-      ("MonoGpuOptimizeJob", gpu_table._OptimizeJob),
+      ("MonoGpuTableSegment", structures.Segment),
+      ("MonoGpuTableConfig", structures.Config),
+      ("MonoGpuWriteOptions", structures.WriteOptions),
+      ("MonoGpuTableStats", structures.Stats),
+      ("MonoGpuLookupJob", structures.LookupJob),
+      ("MonoGpuOptimizeJob", structures.OptimizeJob),
     ):
       body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S).group(1)
       body = re.sub(r"//[^\n]*", "", body)
@@ -77,7 +79,7 @@ class StructuresTest(unittest.TestCase):
 
 class ArgumentsTest(unittest.TestCase):
   def test_arrays_have_to_be_as_wanted(self):
-    address = gpu_table._address
+    address = arrays.address_of
     self.assertEqual(address(FakeArray((3,), "<i8"), "ids", "<i8", (3,)), 4096)
     self.assertEqual(address(FakeArray((3, 2), "<f4", (8, 4)), "out", "<f4", (3, 2)), 4096)
     for array, error, text in (
@@ -91,7 +93,7 @@ class ArgumentsTest(unittest.TestCase):
         address(array, "ids", "<i8", (3,), writable=True)
 
   def test_names_a_library_that_is_missing(self):
-    with mock.patch.object(gpu_table, "_library", None):
+    with mock.patch.object(library, "_library", None):
       with mock.patch.dict(os.environ, {"MONOLITH_CUDA_LIBRARY": "/nowhere/lib.so"}):
         with self.assertRaisesRegex(gpu_table.GpuTableError, "/nowhere/lib.so"):
           gpu_table.GpuTable(gpu_table.Segment(4))
@@ -100,20 +102,20 @@ class ArgumentsTest(unittest.TestCase):
 def _library():
   """Returns the library where it can be used: on a GPU, or if it was named, as loops."""
   try:
-    library = gpu_table._load_library()
+    found = library.load()
   except gpu_table.GpuTableError:
     return None
   devices = ctypes.c_int32()
-  library.mono_gpu_device_count(ctypes.byref(devices))
+  found.mono_gpu_device_count(ctypes.byref(devices))
   usable = devices.value > 0 or "MONOLITH_CUDA_LIBRARY" in os.environ
-  return library if usable else None
+  return found if usable else None
 
 
 class DeviceArray:
   """An array on the device that needs no other library."""
 
   def __init__(self, values):
-    self._library = gpu_table._load_library()
+    self._library = library.load()
     self._shape, self._dtype = values.shape, values.dtype
     self._memory = ctypes.c_void_p()
     values = np.ascontiguousarray(values)
