@@ -68,13 +68,19 @@ def naming_tensorflow(module: str) -> Iterator[None]:
     module: what is imported.
 
   Raises:
-    ModuleNotFoundError: TensorFlow is missing, or what comes with it.
+    ModuleNotFoundError: TensorFlow is missing, or what comes with it, or what its build generates.
   """
   try:
     yield
-  except ModuleNotFoundError as error:
+  except ImportError as error:
     name = error.name or ""
-    if name.partition(".")[0] not in _WITH_TENSORFLOW and not name.endswith(("_pb2", "_pb2_grpc")):
+    # `from package import module_pb2` names the package, and the module in its text alone.
+    if found := re.match(r"cannot import name '(\w+_pb2(_grpc)?)' from", str(error)):
+      name = f"{name}.{found[1]}"
+    is_missing = isinstance(error, ModuleNotFoundError) or bool(found)
+    if not is_missing or not (
+      name.partition(".")[0] in _WITH_TENSORFLOW or name.endswith(("_pb2", "_pb2_grpc"))
+    ):
       raise
     raise ModuleNotFoundError(
       f"{module} needs TensorFlow, and this package compiled for it (there is no module {name}): "
@@ -112,8 +118,8 @@ def check_build(package: pathlib.Path = _PACKAGE) -> None:
   was, now = built["TENSORFLOW_VERSION"], _tensorflow_version()
   if now and _minor(was) != _minor(now):
     raise ImportError(
-      f"{package} was compiled for TensorFlow {was}, but {sys.executable} has TensorFlow {now}: "
-      f"{_remedy(package, was)}"
+      f"{package} was compiled for TensorFlow {was}, but {sys.executable} has TensorFlow {now}"
+      f"{_remedy(package, built, now)}"
     )
   wanted, protobuf = built.get("PROTOBUF", ""), _version_of("protobuf")
   if protobuf and not _is_within(protobuf, wanted):
@@ -132,14 +138,16 @@ def _build_info(package: pathlib.Path) -> dict[str, str]:
   return dict(re.findall(r'^(\w+) = "(.*)"$', text, re.MULTILINE))
 
 
-def _remedy(package: pathlib.Path, built_for: str) -> str:
+def _remedy(package: pathlib.Path, built: dict[str, str], now: str) -> str:
+  """Returns how the sentence about a TensorFlow that the package is not compiled for ends."""
+  install = f"pip install tensorflow=={built['TENSORFLOW_VERSION']}"
+  supported = built.get("SUPPORTED", "").split()
+  if supported and ".".join(_minor(now)) not in supported:
+    return f", and Monolith works with {supported[0]} to {supported[-1]}: {install}"
   if (package.parent / "pyproject.toml").exists():
     command = f"{sys.executable} tools/native_build.py"
-    return f"compile it for this one with `{command}`, or pip install tensorflow=={built_for}"
-  return (
-    f"pip install tensorflow=={built_for}, or install a wheel of {DISTRIBUTION} for the TensorFlow "
-    "that is there"
-  )
+    return f": compile it for this one with `{command}`, or {install}"
+  return f": {install}, or install a wheel of {DISTRIBUTION} for the TensorFlow that is there"
 
 
 @functools.cache

