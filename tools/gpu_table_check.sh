@@ -70,10 +70,14 @@ if wants sanitize; then
   rm -f "$out/sanitize.failed"
   {
     for tool in memcheck racecheck initcheck; do
-      modes=("check 0 2" "check 2 4" "check 4 14" "check 28 32" "check-skewed 0 5" "check-skewed 5 10"
-        "check-skewed 10 14" "check-bad 0 3" "check-bad 28 30" "check-bad 48 51" "properties 3000" streams)
+      # Together they launch every kernel of tables.
+      modes=("check 0 2" "check 2 8" "check 8 14" "check 28 32" "check-skewed 0 7" "check-skewed 7 14" "check-bad 0 3"
+        "check-bad 28 30" "check-bad 48 51" "properties 3000 types" "properties 3000 many" "properties 3000 sums"
+        "properties 3000 refusal" "properties 3000 admission" "properties 3000 determinism" "properties 3000 memory"
+        "properties 3000 growth" streams)
       # Half a minute for a dozen calls: what has every kernel whose lanes share memory.
-      [ $tool != racecheck ] || modes=("check 2 3" "check-skewed 3 4" "check-bad 1 2" streams)
+      [ $tool != racecheck ] || modes=("check 2 3" "check-skewed 3 4" "check-bad 1 2" "properties 3000 many"
+        "properties 3000 sums" streams)
       for mode in "${modes[@]}"; do
         # shellcheck disable=SC2086
         { sanitize $tool $mode || touch "$out/sanitize.failed"; } &

@@ -141,21 +141,18 @@ int LaunchSumsOf(Stream stream, const SumTask& task) {
   return ForWarps<3>(stream, words, kFewBlocks, AddChunks<kSize, kType>{task, log_lanes});
 }
 
-template <FloatType kType>
-int LaunchSumsOf(Stream stream, const SumTask& task, bool packed) {
-  return packed ? LaunchSumsOf<4, kType>(stream, task) : LaunchSumsOf<1, kType>(stream, task);
-}
-
 }  // namespace
 
+// Those of 16 bits that are not packed were turned into 32 before.
 int LaunchSums(Stream stream, const SumTask& task, FloatType type, bool packed) {
   switch (type) {
     case FloatType::kFloat16:
-      return LaunchSumsOf<FloatType::kFloat16>(stream, task, packed);
+      return LaunchSumsOf<4, FloatType::kFloat16>(stream, task);
     case FloatType::kBfloat16:
-      return LaunchSumsOf<FloatType::kBfloat16>(stream, task, packed);
+      return LaunchSumsOf<4, FloatType::kBfloat16>(stream, task);
     default:
-      return LaunchSumsOf<FloatType::kFloat32>(stream, task, packed);
+      return packed ? LaunchSumsOf<4, FloatType::kFloat32>(stream, task)
+                    : LaunchSumsOf<1, FloatType::kFloat32>(stream, task);
   }
 }
 

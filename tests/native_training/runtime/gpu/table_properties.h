@@ -75,6 +75,10 @@ inline std::string ManyTablesEqualSingleOnes() {
   configs.push_back(OneSegment(6, OptimizerKind::kAdam));
   configs.push_back(OneSegment(16, OptimizerKind::kAdagrad));
   configs.back().entry.segments[0].compressor.kind = engine::CompressorKind::kFixedR8;
+  // Of each number of lanes of a row, and of floats that a lane copies at once.
+  for (const int64_t dim : {32, 128, 6, 10, 18, 34, 13, 33}) {
+    configs.push_back(OneSegment(dim, OptimizerKind::kSgd));
+  }
   // More than the parameters of a kernel hold.
   for (int i = 0; i < Sized(66, 20); ++i) configs.push_back(OneSegment(4, OptimizerKind::kSgd));
   std::vector<TablePointer> many(configs.size()), single(configs.size());
@@ -167,6 +171,7 @@ inline std::string ManyTablesEqualSingleOnes() {
       }
       MONO_DIFF_CHECK(vectors == want, where);
       MONO_DIFF_CHECK(founds[t]->Read() == there, where);
+      if (IsSanitized() && step != 5) continue;
       std::vector<std::string> first, second;
       std::vector<uint32_t> first_rows, second_rows;
       std::string dump = Dump(many[t].get(), looked, &first, &first_rows);
