@@ -85,8 +85,8 @@ def measure(options: argparse.Namespace, batch_size: int) -> dict[str, float]:
       for role in options.systems:
         library = SYSTEMS[role][1]
         graphed = ["--graph_dense"] if options.graph_dense and library == "torch" else []
-        process = Process(role, pythons[library], folder, [*arguments, *graphed])
-        running.append(process)
+        running.append(Process(role, pythons[library], folder, [*arguments, *graphed]))
+      for process in running:
         process.answer()
       for _ in range(options.rounds):
         for process in running:
@@ -98,6 +98,13 @@ def measure(options: argparse.Namespace, batch_size: int) -> dict[str, float]:
   for process in running:
     if process.problem:
       print(f"{process.role} is left out: {process.problem}", flush=True)
+    else:
+      rounds = [1e3 * seconds / options.steps for seconds in process.seconds]
+      print(
+        f"batches of {batch_size:,}: {process.role:<12} {statistics.median(rounds):6.2f} ms a step, "
+        f"{min(rounds):.2f} to {max(rounds):.2f} in {len(rounds)} rounds",
+        flush=True,
+      )
   return {
     process.role: statistics.median(process.seconds) / options.steps
     for process in running
