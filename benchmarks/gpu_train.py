@@ -101,8 +101,8 @@ def measure(options: argparse.Namespace, batch_size: int) -> dict[str, float]:
     else:
       rounds = [1e3 * seconds / options.steps for seconds in process.seconds]
       print(
-        f"batches of {batch_size:,}: {process.role:<12} {statistics.median(rounds):6.2f} ms a step, "
-        f"{min(rounds):.2f} to {max(rounds):.2f} in {len(rounds)} rounds",
+        f"batches of {batch_size:,}: {process.role:<12} {statistics.median(rounds):6.2f} ms "
+        f"a step, {min(rounds):.2f} to {max(rounds):.2f} in {len(rounds)} rounds",
         flush=True,
       )
   return {
