@@ -11,9 +11,10 @@
 | `Embedding` | ids of any shape to vectors |
 | `EmbeddingBag` | bags of ids to one vector each, with the call of `torch.nn.EmbeddingBag` |
 | `EmbeddingBagCollection` | the bags of many features, with the call of TorchRec's |
-| `EmbeddingBagConfig` | one table of a collection, and the features that use it |
+| `EmbeddingCollection` | the same without pooling, for sequences |
+| `EmbeddingBagConfig`, `EmbeddingConfig` | one table of a collection, and its features |
 | `KeyedJaggedTensor`, `KeyedTensor` | what a collection takes and gives, without TorchRec |
-| `JaggedTensor` | one feature of a `KeyedJaggedTensor` |
+| `JaggedTensor` | one feature of a `KeyedJaggedTensor`, or its vectors |
 | `LOCAL` | as `process_group`: every process has a table of its own |
 
 A table with an optimizer of its own steps in `backward()`. One without follows the optimizer of
@@ -24,8 +25,13 @@ loaded.
 from monolith import _install
 
 with _install.naming_extra("torch"):
-  from monolith.torch.collection import EmbeddingBagCollection, EmbeddingBagConfig
-  from monolith.torch.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+  from monolith.torch.collection import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+  )
+  from monolith.torch.keyed import JaggedTensor, KeyedJaggedTensor, KeyedTensor
   from monolith.torch.modules import Embedding, EmbeddingBag
   from monolith.torch.ranks import LOCAL
 
@@ -35,6 +41,8 @@ __all__ = [
   "EmbeddingBag",
   "EmbeddingBagCollection",
   "EmbeddingBagConfig",
+  "EmbeddingCollection",
+  "EmbeddingConfig",
   "JaggedTensor",
   "KeyedJaggedTensor",
   "KeyedTensor",

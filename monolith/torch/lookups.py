@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +29,9 @@ def look_up(
 
   Returns:
     float32 `[n, dim]` for each tensor, on the device of the ids.
+
+  Raises:
+    RuntimeError: the call is part of a graph or a transform that cannot look rows up.
   """
   # Only a process that compiles has torch._dynamo, and importing it takes seconds.
   return (_outside_graphs(_look_up) if _is_compiling() else _look_up)(tables, ids, into)
@@ -40,13 +42,29 @@ look_up._torchdynamo_disable = True  # type: ignore[attr-defined]
 look_up._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
+def _find_transform() -> str:
+  """Returns what is being done to the function that called a lookup, where that does not work."""
+  if torch._C._get_tracing_state() is not None:
+    return "torch.jit.trace"
+  if torch._C._are_functorch_transforms_active():
+    return "a transform of torch.func, such as vmap"
+  if _is_compiling() and getattr(torch.compiler, "is_exporting", bool)():
+    return "torch.export"
+  return ""
+
+
 def _is_compiling() -> bool:
   return "torch._dynamo" in sys.modules
 
 
-@functools.cache
+# Not a cache of functools, of which torch.compile warns.
+_disabled: dict[Any, Any] = {}
+
+
 def _outside_graphs(function: Any) -> Any:
-  return torch.compiler.disable(function, reason=_REASON)
+  if function not in _disabled:
+    _disabled[function] = torch.compiler.disable(function, reason=_REASON)
+  return _disabled[function]
 
 
 def _look_up(
@@ -54,6 +72,11 @@ def _look_up(
 ) -> list[torch.Tensor]:
   if not tables:
     return []
+  if transform := _find_transform():
+    raise RuntimeError(
+      f"monolith.torch looks rows up in a hash table, which {transform} cannot: look the vectors "
+      "up first, and give it the part of the model that takes them"
+    )
   places = list(range(len(tables))) if into is None else list(into)
   if not torch.is_grad_enabled():
     return list(_forward(tables, ids, places)[0])

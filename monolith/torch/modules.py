@@ -9,6 +9,25 @@ import torch
 
 from monolith.torch import jagged, lookups, pooling, rows
 
+_OPTIONS = frozenset(
+  (
+    "admit_after",
+    "admit_capacity",
+    "device",
+    "expire_after",
+    "initial_capacity",
+    "learning_rate",
+    "name",
+    "process_group",
+    "seed",
+  )
+)
+
+
+def _check_tensor(ids: Any, what: str) -> None:
+  if not isinstance(ids, torch.Tensor):
+    raise TypeError(f"{what} is a {type(ids).__name__}, want a tensor of integers")
+
 
 class _OneTable(torch.nn.Module):
   """The base of modules with one table.
@@ -28,6 +47,11 @@ class _OneTable(torch.nn.Module):
       raise TypeError(
         f"{type(self).__name__}(dim) has no num_embeddings: rows come as ids do. Write "
         f"{type(self).__name__}({optimizer}) instead of {type(self).__name__}({dim}, {optimizer})"
+      )
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+      raise TypeError(
+        f"{type(self).__name__} has no argument {unknown[0]!r}; its options are {sorted(_OPTIONS)}"
       )
     self.table = rows.RowTable(dim, optimizer, initializer, **options)
 
@@ -84,7 +108,11 @@ class Embedding(_OneTable):
 
     Returns:
       float32, the shape of `ids` and `[dim]` behind it, on their device.
+
+    Raises:
+      TypeError: `ids` is no tensor of integers.
     """
+    _check_tensor(ids, "ids")
     keys = rows.as_ids(ids, ids.device)
     (vectors,) = lookups.look_up([self.table], [keys.reshape(-1)])
     return vectors.reshape(*ids.shape, self.dim)
@@ -134,7 +162,9 @@ class EmbeddingBag(_OneTable):
 
     Raises:
       ValueError: shapes do not fit together.
+      TypeError: `input` is no tensor of integers.
     """
+    _check_tensor(input, "input")
     if input.dim() != (2 if offsets is None else 1):
       raise ValueError(
         f"input has shape {tuple(input.shape)} {'without' if offsets is None else 'with'} offsets, "

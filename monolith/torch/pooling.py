@@ -41,7 +41,7 @@ def pool(rows: torch.Tensor, bags: jagged.Bags, mode: str) -> torch.Tensor:
   """
   _check_weights(bags, mode)
   if bags.offsets is not None:
-    _check_offsets(bags.offsets, len(rows))
+    check_rising(bags.offsets, len(rows))
   return _pool(rows, bags.offsets, bags.weights, mode)
 
 
@@ -62,7 +62,7 @@ def pool_many(rows: torch.Tensor, bags: Sequence[jagged.Bags], mode: str) -> tor
   for one in bags:
     _check_weights(one, mode)
     if one.offsets is not None:
-      _check_offsets(one.offsets, len(one.ids))
+      check_rising(one.offsets, len(one.ids))
   offsets = None
   if any(one.offsets is not None for one in bags):
     offsets = _join_offsets(bags, rows.device)
@@ -104,7 +104,7 @@ def _check_weights(bags: jagged.Bags, mode: str) -> None:
     raise ValueError(f"weights of ids work with pooling 'sum', not {mode!r}")
 
 
-def _check_offsets(offsets: torch.Tensor, n: int) -> None:
+def check_rising(offsets: torch.Tensor, n: int) -> None:
   """Refuses offsets that do not fit; on a GPU, where asking takes long, autograd does."""
   if offsets.device.type != "cpu":
     return

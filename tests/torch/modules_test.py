@@ -1,11 +1,12 @@
 """`monolith.torch`: tables as modules, stepped by autograd or by an optimizer of PyTorch.
 
-Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/lookups.py`,
-`torch/pooling.py`, `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU,
-and tests `torch/side_by_side.py`, which works there alone.
+Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/keyed.py`,
+`torch/lookups.py`, `torch/pooling.py`, `torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs
+the same on a GPU, and tests `torch/side_by_side.py`, which works there alone.
 """
 
 import copy
+import functools
 import logging
 import os
 import pathlib
@@ -612,11 +613,75 @@ class ModulesTest(unittest.TestCase):
       mt.KeyedTensor(keys, lengths, torch.arange(6.0).reshape(2, 3))
       for keys, lengths in ((["a", "b"], [1, 2]), (["c"], [3]))
     )
+    self.assertEqual((one.key_dim(), one.offset_per_key()), (1, [0, 1, 3]))
+    self.same(one.to(self.device)["b"], [[1, 2], [4, 5]])
+    parts = list(one.to_dict().values())
+    self.same(mt.KeyedTensor.from_tensor_list(["a", "b"], parts)["b"], [[1, 2], [4, 5]])
+    self.same(mt.KeyedTensor.regroup_as_dict([one], [["b"]], ["g"])["g"], [[1, 2], [4, 5]])
+    with self.assertRaisesRegex(ValueError, "1 keys for 2 groups"):
+      mt.KeyedTensor.regroup_as_dict([one], [["a"], ["b"]], ["g"])
     first, second = mt.KeyedTensor.regroup([one, other], [["b", "c"], ["a"]])
     self.same(first, [[1, 2, 0, 1, 2], [4, 5, 3, 4, 5]])
     self.same(second, [[0], [3]])
     if torch.cuda.is_available():
       self.assertTrue(keyed.to("cpu").pin_memory().values().is_pinned())
+
+  def test_keyed_features_are_cut_joined_and_put_in_order(self):
+    weights = torch.arange(5.0, device=self.device)
+    whole = mt.KeyedJaggedTensor(
+      ["a", "b", "c"], self.ids([1, 2, 3, 4, 5]), weights, self.ids([1, 0, 0, 2, 1, 1])
+    )
+    self.assertEqual(whole.length_per_key(), [1, 2, 2])
+    self.assertEqual(whole.offset_per_key(), [0, 1, 3, 5])
+    self.assertEqual(whole.stride_per_key(), [2, 2, 2])
+
+    def contents(keyed):
+      return {
+        key: [
+          list(zip(*(some.tolist() for some in bag)))
+          for bag in zip(one.to_dense(), one.to_dense_weights())
+        ]
+        for key, one in keyed.to_dict().items()
+      }
+
+    expected = contents(whole)
+    self.assertEqual(expected["b"], [[], [(2, 1.0), (3, 2.0)]])
+    parts = whole.split([1, 0, 2])
+    self.assertEqual([part.keys() for part in parts], [["a"], [], ["b", "c"]])
+    self.assertEqual({**contents(parts[0]), **contents(parts[2])}, expected)
+    self.assertEqual(contents(mt.KeyedJaggedTensor.concat([parts[0], parts[2]])), expected)
+    self.assertEqual(contents(mt.KeyedJaggedTensor.from_jt_dict(whole.to_dict())), expected)
+    turned = whole.permute([2, 0])
+    self.assertEqual(turned.keys(), ["c", "a"])
+    self.assertEqual(contents(turned), {key: expected[key] for key in ("c", "a")})
+    self.assertIn("'a': JaggedTensor([tensor([1]", repr(whole.to("cpu")))
+    none = mt.KeyedJaggedTensor.empty(is_weighted=True)
+    self.assertEqual((none.keys(), none.stride(), none.to_dict()), ([], 0, {}))
+
+    bare = mt.KeyedJaggedTensor(["d"], self.ids([1, 2]), lengths=self.ids([1, 1]))
+    for make, text in (
+      (lambda: whole.split([1, 1]), r"segments are \[1, 1\], want 3 features"),
+      (lambda: whole.split([4, -1]), "want 3 features"),
+      (lambda: mt.KeyedJaggedTensor.concat([whole, bare]), "others have none"),
+      (
+        lambda: mt.KeyedJaggedTensor.concat([bare, mt.KeyedJaggedTensor.empty()]),
+        "different batch sizes",
+      ),
+      (lambda: mt.JaggedTensor(self.ids([1])), "lengths or offsets"),
+    ):
+      with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+        make()
+
+    jagged = mt.JaggedTensor.from_dense([self.ids([1]), self.ids([2, 3, 4])])
+    self.assertEqual(jagged.to_padded_dense(2, -1).tolist(), [[1, -1], [2, 3]])
+    self.assertIsNone(jagged.to_padded_dense_weights())
+    padded = self.ids([[1, 0], [2, 3]])
+    again = mt.JaggedTensor.from_dense_lengths(padded, self.ids([1, 2]), padded.float())
+    self.assertEqual(again.to("cpu").to_padded_dense().tolist(), padded.tolist())
+    self.same(again.to_padded_dense_weights(), [[1, 0], [2, 3]])
+    one = mt.EmbeddingBagCollection([config("t", 1, ["x"])], device=self.device)
+    one.tables["t"].assign([1, 2, 3], torch.ones(3, 1))
+    self.same(one({"x": again}).values(), [[1], [5]])
 
   def test_weights_are_taken_asked_for_or_left_out(self):
     keyed = mt.KeyedJaggedTensor(
@@ -653,17 +718,60 @@ class ModulesTest(unittest.TestCase):
     self.assertEqual(
       (len(one.tables["a"]), one.embedding_bag_configs()[0].pooling.value), (2, "MEAN")
     )
-    for name, value in (
-      ("init_fn", torch.nn.init.zeros_),
-      ("weight_init_min", 0.0),
-      ("weight_init_max", 1.0),
+    first = functools.partial(torch.nn.init.uniform_, a=0.5, b=0.5)  # as TorchRec makes it
+    for function, expected in ((first, -0.5), (torch.nn.init.zeros_, -1.0)):
+      other = types.SimpleNamespace(**{**vars(theirs), "init_fn": function, "data_type": "FP32"})
+      one = mt.EmbeddingBagCollection([other], device=self.device)
+      sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+      one({"x": self.ids([3])}).values().sum().backward()
+      sgd.step()
+      self.same(one({"x": self.ids([3])}).values(), [[expected, expected]])
+    for name, value, text in (
+      ("init_fn", torch.nn.init.xavier_uniform_, "'a' has an init_fn of its own"),
+      ("data_type", types.SimpleNamespace(value="FP16"), "'a' has data_type .*, want FP32"),
+      ("virtual_table_eviction_policy", object(), "expire_after="),
     ):
       other = types.SimpleNamespace(**{**vars(theirs), name: value})
-      with (
-        self.subTest(name),
-        self.assertRaisesRegex(ValueError, "'a' has first values of its own"),
-      ):
+      with self.subTest(name), self.assertRaisesRegex(ValueError, text):
         mt.EmbeddingBagCollection([other], device=self.device)
+    with self.assertRaisesRegex(TypeError, "'a' is a SimpleNamespace, want EmbeddingConfig"):
+      mt.EmbeddingCollection([theirs])
+    with self.assertRaisesRegex(TypeError, "'a' is a EmbeddingConfig, want EmbeddingBagConfig"):
+      mt.EmbeddingBagCollection([mt.EmbeddingConfig("a", 2, ["x"])])
+
+  def test_room_that_there_is_not_is_named_as_it_was_asked_for(self):
+    for number in (10**11, -1, 2.5):
+      with self.assertRaisesRegex(ValueError, f"num_embeddings of table 'a' is {number}"):
+        mt.EmbeddingBagCollection(
+          [config("a", 64, ["x"], num_embeddings=number)], device=self.device
+        )
+
+  def test_sequences_keep_a_vector_for_each_id(self):
+    one = mt.EmbeddingCollection(
+      [mt.EmbeddingConfig("a", 2, ["x", "y"], **SGD), mt.EmbeddingConfig("b", 1, ["x"], **SGD)],
+      device=self.device,
+      need_indices=True,
+    )
+    keyed = mt.KeyedJaggedTensor(["y", "x"], self.ids([7, 8, 9, 7]), lengths=self.ids([1, 1, 0, 2]))
+    found = one(keyed)
+    self.assertEqual(list(found), ["x@a", "y", "x@b"])
+    self.assertEqual([v.values().shape for v in found.values()], [(2, 2), (2, 2), (2, 1)])
+    sum(vectors.values().sum() for vectors in found.values()).backward()
+
+    found = one(keyed)
+    self.same(found["x@a"].to_padded_dense(), [[[0, 0], [0, 0]], [[-1, -1], [-2, -2]]])
+    self.same(found["y"].to_padded_dense(2), [[[-2, -2], [0, 0]], [[-1, -1], [0, 0]]])
+    self.same(found["x@b"].to_padded_dense(1, 5), [[[5]], [[-1]]])
+    self.assertEqual(found["x@a"].weights().tolist(), [9, 7])
+    plain = {"x": self.ids([9, 7]), "y": self.ids([[7, 8], [8, 7]])}
+    self.assertEqual(one(plain)["y"].lengths().tolist(), [2, 2])
+    self.same(one(plain)["x@b"].values(), [[-1], [-1]])
+    if self.device == "cpu":
+      with self.assertRaisesRegex(ValueError, "want them to rise"):
+        one({**plain, "x": (self.ids([1, 2]), self.ids([0, 2, 1]))})
+    vectors = found["y"].to_padded_dense()
+    vectors.sum().backward()
+    self.same(one(keyed)["y"].values(), [[-3, -3], [-2, -2]])
 
   def test_features_with_one_id_each(self):
     one = mt.EmbeddingBagCollection(
@@ -778,6 +886,15 @@ class ModulesTest(unittest.TestCase):
     ):
       with self.subTest(text), self.assertRaisesRegex(ValueError, text):
         make()
+    for make, text in (
+      (lambda: mt.Embedding(4, padding_idx=0), "Embedding has no argument 'padding_idx'"),
+      (lambda: mt.Embedding(4)([1, 2]), "ids is a list, want a tensor"),
+      (lambda: mt.EmbeddingBag(4)([[1, 2]]), "input is a list, want a tensor"),
+    ):
+      with self.subTest(text), self.assertRaisesRegex(TypeError, text):
+        make()
+    with self.assertRaisesRegex(ValueError, "name is 'a.b'"):
+      mt.EmbeddingBagCollection([config("a.b", 1, ["x"])])
     for make in (lambda: mt.Embedding(1000, 16), lambda: mt.Embedding(1000, embedding_dim=16)):
       with self.assertRaisesRegex(TypeError, r"no num_embeddings.*Embedding\(16\)"):
         make()
@@ -924,6 +1041,26 @@ class ModulesTest(unittest.TestCase):
       compiled = torch.compile(model, backend="eager")
       compiled(ids).sum().backward()
     self.assertEqual(len(one), 2)
+
+  def test_transforms_that_cannot_look_up_are_named(self):
+    one, ids = self.embedding(2), self.ids([1, 2])
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      for make, text in (
+        (lambda: torch.vmap(one)(ids), "torch.func"),
+        (lambda: torch.jit.trace(one, ids), "torch.jit.trace"),
+        (lambda: torch.export.export(one, (ids,)), "torch.export"),
+      ):
+        with self.subTest(text), self.assertRaisesRegex(RuntimeError, f"which .*{text}.* cannot"):
+          make()
+
+  def test_compiled_models_do_not_warn(self):
+    one = self.embedding(2)
+    getattr(torch._dynamo.utils, "warn_once_cache", set()).clear()
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      torch.compile(torch.nn.Sequential(one, torch.nn.ReLU()), backend="eager")(self.ids([1, 2]))
+    self.assertFalse([w for w in caught if "lookups.py" in str(w.message)])
 
 
 class HostTest(unittest.TestCase):
