@@ -30,6 +30,7 @@ SYSTEMS = {
   "torch": ("Monolith, PyTorch, 26 tables", "torch"),
   "torch_one": ("Monolith, PyTorch, one table", "torch"),
   "fbgemm": ("FBGEMM, exact Adagrad, 26 tables", "torch"),
+  "dense": ("PyTorch, the dense tower alone", "torch"),
 }
 
 
@@ -132,7 +133,12 @@ def main() -> int:
     cells = [steps[size].get(role) for size in steps]
     texts = ["-" if cell is None else f"{1e3 * cell:.2f}" for cell in cells]
     print(f"{SYSTEMS[role][0]:<42}" + "".join(f"{text:>10}" for text in texts))
-  for ours, theirs in (("driver", "keras"), ("torch", "fbgemm"), ("torch_one", "fbgemm")):
+  for ours, theirs in (
+    ("driver", "keras"),
+    ("torch", "fbgemm"),
+    ("torch_one", "fbgemm"),
+    ("dense", "fbgemm"),
+  ):
     both = [(steps[size].get(ours), steps[size].get(theirs)) for size in steps]
     if any(None not in pair for pair in both):
       texts = ["-" if None in pair else f"{pair[1] / pair[0]:.2f}" for pair in both]

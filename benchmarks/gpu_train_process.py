@@ -73,7 +73,7 @@ def torch_step(
   """Returns the step of a model in PyTorch, and what waits for the GPU.
 
   Args:
-    role: `torch`, `torch_one` or `fbgemm`.
+    role: `torch`, `torch_one` or `fbgemm`; `dense` has no tables, and so tells what those cost.
     folder: with the batches.
     batch_size: of them.
     graph_dense: the dense layers and the loss are captured into CUDA graphs, there and back.
@@ -84,9 +84,12 @@ def torch_step(
   all_ids, all_labels = read(folder, batch_size)
   ids = torch.from_numpy(all_ids).cuda()
   labels = torch.from_numpy(all_labels).cuda()
-  look_up, to_features = (
-    _fbgemm(batch_size) if role == "fbgemm" else _collection(role == "torch_one")
-  )
+  if role == "fbgemm":
+    look_up, to_features = _fbgemm(batch_size)
+  elif role == "dense":
+    look_up, to_features = _no_tables(batch_size)
+  else:
+    look_up, to_features = _collection(role == "torch_one")
   # As a data loader would hand them over.
   features = [to_features(one) for one in ids]
   layers: list[Any] = []
@@ -158,6 +161,20 @@ def _fbgemm(batch_size: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
   )
   offsets = torch.arange(NUM_FEATURES * batch_size + 1, device="cuda")
   return lambda ids: tables(ids, offsets), lambda ids: ids.reshape(-1)
+
+
+def _no_tables(batch_size: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+  """Returns what gives the same vectors to all batches, and takes their gradients."""
+  import torch
+
+  vectors = torch.randn(batch_size, NUM_FEATURES * DIM, device="cuda", requires_grad=True)
+
+  def look_up(features: Any) -> Any:
+    del features
+    vectors.grad = None  # kept, it would be added to
+    return vectors
+
+  return look_up, lambda ids: None
 
 
 def train_torch(
@@ -349,7 +366,8 @@ def _require_gpu(tf: Any) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument(
-    "role", choices=["driver", "driver_ahead", "keras", "torch", "torch_one", "fbgemm"]
+    "role",
+    choices=["driver", "driver_ahead", "keras", "torch", "torch_one", "fbgemm", "dense"],
   )
   parser.add_argument("folder")
   parser.add_argument("--batch_size", type=int, required=True)
