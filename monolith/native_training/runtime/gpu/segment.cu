@@ -260,10 +260,21 @@ struct CheckSplits {
   }
 };
 
-// Item = (kReduceExamples examples, pack of columns). Their rows follow one another, so kReduceRows
-// of them are read at a time, whatever examples they belong to. Bad splits are found elsewhere in
-// this launch; here nothing outside the table is read.
-struct ReduceTile {
+// The part of a lane: examples [first, end) and columns of a slice, where these lie in the slice,
+// and the first of their rows.
+struct ExamplesOfLane {
+  int64_t first;
+  int64_t end;  // of the batch
+  float* slice;
+  int64_t slice_dim;
+  int64_t column;  // in the table
+  int64_t row;
+};
+
+// Item = (Body::kExamples examples, pack of columns). Bad splits are found elsewhere in this
+// launch; here nothing outside the tables is touched.
+template <typename Body>
+struct TableTile {
   const Table* tables;
   int64_t n;
   int64_t batch;
@@ -272,26 +283,14 @@ struct ReduceTile {
   MONO_DEVICE void Run(const Table& table, int64_t item) const {
     int64_t group, pack;
     DivMod(item, table.width / kSize, &group, &pack);
-    const int64_t first = group * kReduceExamples;
+    const int64_t first = group * Body::kExamples;
     if (first >= batch) return;
     const int64_t column = pack * kSize;
     const Slice slice = table.SliceOf(column);
-    float* to = slice.data + first * slice.dim + (column - slice.column);
-    // Ends of the examples, and that none of them lies before its begin.
-    int32_t ends[kReduceExamples];
-    MONO_UNROLL
-    for (int e = 0; e < kReduceExamples; ++e) {
-      ends[e] = first + e < batch ? table.splits[first + e + 1] : 0;
-    }
-    int64_t row = table.splits[first];
-    if (row < 0) row = table.rows;
-    const float* from = table.data + row * table.width + column;
-    int64_t last = row;  // behind the last row of all
-    MONO_UNROLL
-    for (int k = 0; k < kReduceExamples; ++k) last = ends[k] > last ? ends[k] : last;
-    if (last > table.rows) last = row;
-    GroupSums<kSize, kReduceRows, kReduceExamples>{from, table.width, to, slice.dim}.Run(
-        row, last, ends, batch - first);
+    const int64_t row = table.splits[first];
+    Body::template Run<kSize>(
+        table, {first, batch, slice.data + first * slice.dim + (column - slice.column), slice.dim,
+                column, row < 0 ? table.rows : row});
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
@@ -305,47 +304,50 @@ struct ReduceTile {
   }
 };
 
-// Item = (kSpreadExamples examples, pack of columns): writes their gradients to all of their rows.
-struct SpreadTile {
-  const Table* tables;
-  int64_t n;
-  int64_t batch;
+// Adds up rows. Those of several examples follow one another, so kReduceRows of them are read at a
+// time, whatever examples they belong to.
+struct ReduceExamples {
+  static constexpr int kExamples = kReduceExamples;
 
   template <int kSize>
-  MONO_DEVICE void Run(const Table& table, int64_t item) const {
-    int64_t group, pack;
-    DivMod(item, table.width / kSize, &group, &pack);
-    const int64_t first = group * kSpreadExamples;
-    if (first >= batch) return;
-    const int64_t column = pack * kSize;
-    const Slice slice = table.SliceOf(column);
-    const float* const from = slice.data + first * slice.dim + (column - slice.column);
-    int32_t ends[kSpreadExamples];
-    Pack<kSize> values[kSpreadExamples];
+  MONO_DEVICE static void Run(const Table& table, const ExamplesOfLane& own) {
+    // Ends of the examples, and that none of them lies before its begin.
+    int32_t ends[kExamples];
     MONO_UNROLL
-    for (int e = 0; e < kSpreadExamples; ++e) {
-      const bool inside = first + e < batch;
-      ends[e] = inside ? table.splits[first + e + 1] : 0;
-      if (inside) values[e] = LoadAligned<kSize>(from + e * slice.dim);
+    for (int e = 0; e < kExamples; ++e) {
+      ends[e] = own.first + e < own.end ? table.splits[own.first + e + 1] : 0;
     }
-    int64_t row = table.splits[first];
-    if (row < 0) row = table.rows;
-    float* to = table.data + row * table.width + column;
+    const float* const from = table.data + own.row * table.width + own.column;
+    int64_t last = own.row;  // behind the last row of all
     MONO_UNROLL
-    for (int e = 0; e < kSpreadExamples; ++e) {
+    for (int k = 0; k < kExamples; ++k) last = ends[k] > last ? ends[k] : last;
+    if (last > table.rows) last = own.row;
+    GroupSums<kSize, kReduceRows, kExamples>{from, table.width, own.slice, own.slice_dim}.Run(
+        own.row, last, ends, own.end - own.first);
+  }
+};
+
+// Writes the gradients of examples to all of their rows.
+struct SpreadExamples {
+  static constexpr int kExamples = kSpreadExamples;
+
+  template <int kSize>
+  MONO_DEVICE static void Run(const Table& table, const ExamplesOfLane& own) {
+    int32_t ends[kExamples];
+    Pack<kSize> values[kExamples];
+    MONO_UNROLL
+    for (int e = 0; e < kExamples; ++e) {
+      const bool inside = own.first + e < own.end;
+      ends[e] = inside ? table.splits[own.first + e + 1] : 0;
+      if (inside) values[e] = LoadAligned<kSize>(own.slice + e * own.slice_dim);
+    }
+    int64_t row = own.row;
+    float* to = table.data + row * table.width + own.column;
+    MONO_UNROLL
+    for (int e = 0; e < kExamples; ++e) {
       // Where the splits are bad, nothing outside the table is written.
       const int64_t end = ends[e] < table.rows ? ends[e] : table.rows;
       for (; row < end; ++row, to += table.width) StoreAligned<kSize>(values[e], to);
-    }
-  }
-
-  MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    const Table table = tables[FindPart(tables, n, tile)];
-    const int64_t item = (tile - table.first_tile) * kLanes + lane;
-    if (table.pack == 4) {
-      Run<4>(table, item);
-    } else {
-      Run<1>(table, item);
     }
   }
 };
@@ -362,9 +364,8 @@ struct ReduceArguments {
   const int64_t* slice_dims;
 };
 
-// Runs Tile{tables, n, batch}, each of whose items has this many examples.
-template <typename Tile>
-int RunOnTables(Stream stream, const ReduceArguments& in, int64_t examples, void* workspace,
+template <typename Body>
+int RunOnTables(Stream stream, const ReduceArguments& in, void* workspace,
                 int64_t* workspace_bytes) {
   std::vector<Slice> slices;
   std::vector<Table> tables;
@@ -385,7 +386,7 @@ int RunOnTables(Stream stream, const ReduceArguments& in, int64_t examples, void
                       static_cast<int64_t>(slices.size()) - first_slice, in.rows[i], width, tiles,
                       pack});
     first_slices.push_back(first_slice);
-    tiles += CeilDiv(CeilDiv(in.batch, examples) * (width / pack), kLanes);
+    tiles += CeilDiv(CeilDiv(in.batch, Body::kExamples) * (width / pack), kLanes);
   }
   Workspace space;
   const auto slice_slot = space.Put(slices);
@@ -401,7 +402,8 @@ int RunOnTables(Stream stream, const ReduceArguments& in, int64_t examples, void
   MONO_GPU_TRY(space.Upload(stream));
   const int64_t checks = in.tables * (in.batch + 1);
   return ForTiles(
-      stream, tiles, Tile{space.At(table_slot), static_cast<int64_t>(tables.size()), in.batch},
+      stream, tiles,
+      TableTile<Body>{space.At(table_slot), static_cast<int64_t>(tables.size()), in.batch},
       CeilDiv(checks, kLanes),
       EachItem<CheckSplits>{checks, {in.splits, space.At(rows_slot), in.batch, space.bad()}});
 }
@@ -430,10 +432,10 @@ int mono_gpu_op_reduce_split(void* stream, int64_t tables, int64_t batch, const 
                              float* const* slices, void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
     // Tables are only read here, slices in the gradient.
-    return RunOnTables<ReduceTile>(stream,
-                                   {tables, batch, splits, const_cast<float* const*>(updates),
-                                    slices, rows, num_slices, slice_dims},
-                                   kReduceExamples, workspace, workspace_bytes);
+    return RunOnTables<ReduceExamples>(stream,
+                                       {tables, batch, splits, const_cast<float* const*>(updates),
+                                        slices, rows, num_slices, slice_dims},
+                                       workspace, workspace_bytes);
   });
 }
 
@@ -443,10 +445,10 @@ int mono_gpu_op_reduce_split_grad(void* stream, int64_t tables, int64_t batch,
                                   const int64_t* slice_dims, float* const* outputs, void* workspace,
                                   int64_t* workspace_bytes) {
   return Guard([&]() -> int {
-    return RunOnTables<SpreadTile>(
+    return RunOnTables<SpreadExamples>(
         stream,
         {tables, batch, splits, outputs, const_cast<float* const*>(slices), rows, num_slices,
          slice_dims},
-        kSpreadExamples, workspace, workspace_bytes);
+        workspace, workspace_bytes);
   });
 }
