@@ -385,10 +385,11 @@ class HashTable(methods.TableMethods):
 
     Raises:
       OSError, TableError: writing failed; files of an earlier save stay as they were.
+      ValueError: the path has a null byte, with which a name would end.
     """
     saved = ctypes.c_int64()
     code = self._library.mono_table_save(
-      self.handle, os.fsencode(path), _SAVE_FILES, ctypes.byref(saved), None
+      self.handle, _encode(path), _SAVE_FILES, ctypes.byref(saved), None
     )
     library.check(code, of_files=True)
     return saved.value
@@ -414,7 +415,7 @@ class HashTable(methods.TableMethods):
     """Does what `load` does; returns also how many rows have begun with a new state."""
     loaded, reset = ctypes.c_int64(), ctypes.c_int64()
     code = self._library.mono_table_load(
-      self.handle, os.fsencode(path), ctypes.byref(loaded), ctypes.byref(reset)
+      self.handle, _encode(path), ctypes.byref(loaded), ctypes.byref(reset)
     )
     library.check(code, of_files=True)
     self._was_loaded = True
@@ -471,6 +472,14 @@ class HashTable(methods.TableMethods):
     if not math.isfinite(ctypes.c_float(rate).value):
       raise ValueError(f"learning_rate of step {step} is {rate!r}, want a finite number of float32")
     return before, rate
+
+
+def _encode(path: str | os.PathLike[str]) -> bytes:
+  """Returns a path as the engine takes it: a text that ends with a null byte."""
+  encoded = os.fsencode(path)
+  if b"\0" in encoded:
+    raise ValueError(f"path is {path!r}, want one without null bytes")
+  return encoded
 
 
 def lookup_many(lookups: Sequence[tuple[HashTable, Any, np.ndarray]]) -> None:

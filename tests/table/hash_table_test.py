@@ -357,6 +357,12 @@ print(steps == ["configure", *range(20), "configured"])
 
 
 class FilesTest(unittest.TestCase):
+  def test_paths_with_null_bytes_are_refused(self):
+    table = _sgd(1)
+    for call in (table.save, table.load):
+      with self.assertRaisesRegex(ValueError, "null bytes"):
+        call("a\0b")
+
   def test_load_restores_rows_and_state(self):
     table, other = tables.HashTable(3, "adam"), tables.HashTable(3, "adam")
     table.update([1, _LEAST], np.ones([2, 3]))

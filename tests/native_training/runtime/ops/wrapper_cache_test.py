@@ -5,8 +5,11 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
+import tensorflow as tf
 from absl.testing import absltest
+from tensorflow.python.autograph.utils import ag_logging
 
 from monolith.native_training.runtime.ops import gen_monolith_ops, wrapper_cache
 
@@ -30,6 +33,15 @@ class WrapperCacheTest(absltest.TestCase):
 
   def _files(self):
     return list((pathlib.Path(self._library).parent / "__pycache__").glob("*"))
+
+  def test_functions_that_call_ops_do_not_warn(self):
+    @tf.function
+    def rows_of(splits):
+      return gen_monolith_ops.monolith_fused_value_rowids(splits)
+
+    with mock.patch.object(ag_logging, "warning") as warning:
+      self.assertEqual(rows_of(tf.constant([0, 0, 1, 3])).numpy().tolist(), [1, 2, 2])
+    warning.assert_not_called()
 
   def test_code_is_kept_and_used(self):
     self.assertEqual(self._run(b"x = 1"), 1)
