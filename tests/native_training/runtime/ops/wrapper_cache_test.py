@@ -40,7 +40,7 @@ class WrapperCacheTest(absltest.TestCase):
       return gen_monolith_ops.monolith_fused_value_rowids(splits)
 
     with mock.patch.object(ag_logging, "warning") as warning:
-      self.assertEqual(rows_of(tf.constant([0, 0, 1, 3])).numpy().tolist(), [1, 2, 2])
+      self.assertEqual(rows_of(tf.constant([0, 0, 1, 3], tf.int64)).numpy().tolist(), [1, 2, 2])
     warning.assert_not_called()
 
   def test_code_is_kept_and_used(self):
