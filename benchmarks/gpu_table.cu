@@ -106,14 +106,14 @@ int CheckBad(int first, int last) {
 int Properties(int64_t rows, const std::string& only) {
   int failed = 0, looked_at = 0;
   const TableTuning measured = Tuning();
-  const auto report = [&](const char* what, const auto& run) {
-    if (std::string(what).find(only) == std::string::npos) return;
+  const auto report = [&](const std::string& what, const auto& run) {
+    if (what.find(only) == std::string::npos) return;
     const auto start = std::chrono::steady_clock::now();
     const std::string error = run();
     Tuning() = measured;
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::printf("properties: %s: %s (%.1f s)\n", what, error.empty() ? "passed" : error.c_str(),
-                seconds.count());
+    std::printf("properties: %s: %s (%.1f s)\n", what.c_str(),
+                error.empty() ? "passed" : error.c_str(), seconds.count());
     std::fflush(stdout);
     ++looked_at;
     failed += !error.empty();
@@ -121,12 +121,16 @@ int Properties(int64_t rows, const std::string& only) {
   for (const TableTuning& tuning : Tunings(0)) {
     Tuning() = tuning;
     report("many tables", [] { return ManyTablesEqualSingleOnes(); });
-    Tuning() = tuning;
-    report("types of gradients", [] { return GradientsOfAnyTypeStepAlike(); });
+    for (const NamedOptimizer& optimizer : OptimizersWithGradients()) {
+      Tuning() = tuning;
+      report(std::string("gradients of ") + optimizer.name,
+             [&] { return GradientsOfAnyTypeStepAlike(optimizer.kind); });
+    }
   }
   Tuning() = measured;
   report("many out of memory", [] { return ManyTablesChangeTogetherOrNotAtAll(); });
   report("sums", [] { return SumsDependOnTheIdAlone(); });
+  report("other gradients", [] { return RefusesOtherGradients(); });
   report("refusal", [] { return TellsWhatItRefuses(); });
   report("admission by chance", [] { return LetsInByChance(); });
   report("determinism", [] { return SameCallsGiveTheSameTable(Sized(3000, 300), Sized(20, 7)); });

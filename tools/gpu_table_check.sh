@@ -72,7 +72,7 @@ if wants sanitize; then
     for tool in memcheck racecheck initcheck; do
       # Together they launch every kernel of tables.
       modes=("check 0 2" "check 2 8" "check 8 14" "check 28 32" "check-skewed 0 7" "check-skewed 7 14" "check-bad 0 3"
-        "check-bad 28 30" "check-bad 48 51" "properties 3000 types" "properties 3000 many" "properties 3000 sums"
+        "check-bad 28 30" "check-bad 48 51" "properties 3000 sgd" "properties 3000 adagrad" "properties 3000 many" "properties 3000 sums"
         "properties 3000 refusal" "properties 3000 admission" "properties 3000 determinism" "properties 3000 memory"
         "properties 3000 growth" streams)
       # Half a minute for a dozen calls: what has every kernel whose lanes share memory.

@@ -40,7 +40,7 @@ _FILES = (
   "tests/native_training/tables/layout_table_test.py",
 )
 
-_SANITIZER_SECONDS = 55  # for each program of one tool; they run together, and there are two tools
+_SANITIZER_SECONDS = 120  # for each program of one tool; most end within a minute
 _MEMCHECK_PARTS = {"gpu_table_test": 8}  # of programs that launch most; 1 of others
 # Racecheck, which looks at the memory that lanes of a block share, takes half a minute for a dozen
 # calls of a table. These filters have every kernel with such memory; `--all-races` has all tests.

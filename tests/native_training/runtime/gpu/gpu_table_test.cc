@@ -92,8 +92,18 @@ TEST(GpuTableManyTest, ChangesAllTablesOrNone) {
   EXPECT_EQ(ManyTablesChangeTogetherOrNotAtAll(), "");
 }
 
-TEST(GpuTableGradientsTest, StepAlikeInAnyTypeAndWithGaps) {
-  EXPECT_EQ(GradientsOfAnyTypeStepAlike(), "");
+class GpuTableGradientsTest : public ::testing::TestWithParam<NamedOptimizer> {};
+
+TEST_P(GpuTableGradientsTest, StepAlikeInAnyTypeAndWithGaps) {
+  EXPECT_EQ(GradientsOfAnyTypeStepAlike(GetParam().kind), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, GpuTableGradientsTest,
+                         ::testing::ValuesIn(OptimizersWithGradients()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(GpuTableGradientsArgumentsTest, OtherTypesAreRefused) {
+  EXPECT_EQ(RefusesOtherGradients(), "");
 }
 
 TEST(GpuTableFilterTest, LetsInByChance) { EXPECT_EQ(LetsInByChance(), ""); }

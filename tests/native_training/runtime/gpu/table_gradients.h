@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <random>
@@ -122,22 +123,38 @@ inline std::string GradientsOfAnyTypeStepAlike(engine::OptimizerKind kind, int64
   return "";
 }
 
-inline std::string GradientsOfAnyTypeStepAlike() {
+struct NamedOptimizer {
+  const char* name;
+  engine::OptimizerKind kind;
+};
+
+// Sanitized: the two that have kernels of their own, which take turns with those of any optimizer.
+inline std::vector<NamedOptimizer> OptimizersWithGradients() {
   using engine::OptimizerKind;
-  const std::vector<OptimizerKind> all = {
-      OptimizerKind::kSgd,  OptimizerKind::kAdagrad,      OptimizerKind::kAdadelta,
-      OptimizerKind::kAdam, OptimizerKind::kAmsgrad,      OptimizerKind::kMomentum,
-      OptimizerKind::kFtrl, OptimizerKind::kGroupAdagrad, OptimizerKind::kRmsprop};
-  // Sanitized: the two that have kernels of their own, which take turns with those of any
-  // optimizer, in each number of lanes.
-  const auto kinds = Sized(all, {OptimizerKind::kSgd, OptimizerKind::kAdagrad});
-  const auto dims = Sized(std::vector<int64_t>{1, 6, 16, 64, 132}, {4, 8, 16, 32, 64, 128, 132});
-  for (const OptimizerKind kind : kinds) {
-    for (const int64_t dim : dims) {
-      const std::string error = GradientsOfAnyTypeStepAlike(kind, dim);
-      if (!error.empty()) return error;
-    }
+  const std::vector<NamedOptimizer> first = {{"sgd", OptimizerKind::kSgd},
+                                             {"adagrad", OptimizerKind::kAdagrad}};
+  std::vector<NamedOptimizer> all = first;
+  const NamedOptimizer others[] = {
+      {"adadelta", OptimizerKind::kAdadelta}, {"adam", OptimizerKind::kAdam},
+      {"amsgrad", OptimizerKind::kAmsgrad},   {"momentum", OptimizerKind::kMomentum},
+      {"ftrl", OptimizerKind::kFtrl},         {"group_adagrad", OptimizerKind::kGroupAdagrad},
+      {"rmsprop", OptimizerKind::kRmsprop}};
+  all.insert(all.end(), std::begin(others), std::end(others));
+  return Sized(all, first);
+}
+
+// In each number of lanes of a row.
+inline std::string GradientsOfAnyTypeStepAlike(engine::OptimizerKind kind) {
+  for (const int64_t dim :
+       Sized(std::vector<int64_t>{1, 6, 16, 64, 132}, {4, 8, 16, 32, 64, 128, 132})) {
+    const std::string error = GradientsOfAnyTypeStepAlike(kind, dim);
+    if (!error.empty()) return error;
   }
+  return "";
+}
+
+inline std::string RefusesOtherGradients() {
+  using engine::OptimizerKind;
   TablePointer table;
   MONO_DIFF_CALL(CreateTable(OneSegment(4, OptimizerKind::kSgd), &table));
   const float rate = 0.1f;
