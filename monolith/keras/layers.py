@@ -227,7 +227,7 @@ class Embedding(TableLayer):
         f"Layer {self.name} shares a table that it did not make, which a configuration cannot say: "
         "save weights instead, or put the features that share it into an EmbeddingGroup"
       )
-    own = _arguments_to_json(self._arguments, self.name)
+    own = _arguments_to_json(self._arguments, self.name, self.table)
     return {**super().get_config(), **own, "combiner": self.combiner}
 
   @classmethod
@@ -383,7 +383,8 @@ class EmbeddingGroup(TableLayer):
           f"Feature {name} of {self.name} shares a table that the group did not make, which a "
           "configuration cannot say: save weights instead, or share a feature's table by its name"
         )
-      arguments = _arguments_to_json(feature.table_arguments(), f"{self.name}/{name}")
+      table = None if feature.table else self.tables[name]
+      arguments = _arguments_to_json(feature.table_arguments(), f"{self.name}/{name}", table)
       features[name] = {**arguments, "combiner": feature.combiner, "table": feature.table}
     return {**super().get_config(), "features": features, "device": self._placement}
 
@@ -463,8 +464,10 @@ def _named(feature: str) -> Iterator[None]:
     raise type(error)(f"feature {feature!r}: {error}") from None
 
 
-def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
-  rate = arguments["learning_rate"]
+def _arguments_to_json(
+  arguments: Mapping[str, Any], name: str, table: HashTable | None
+) -> dict[str, Any]:
+  rate = _rate_now(arguments, table)
   if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
     rate = keras.optimizers.schedules.serialize(rate)
   elif callable(rate):
@@ -478,6 +481,19 @@ def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any
     "initializer": settings.serialize(arguments["initializer"]),
     "learning_rate": rate,
   }
+
+
+def _rate_now(arguments: Mapping[str, Any], table: HashTable | None) -> Any:
+  """Returns the rate of a table's arguments, or the one that it was assigned since."""
+  rate, optimizer = arguments["learning_rate"], arguments["optimizer"]
+  if table is None or (rate is None and optimizer is None):
+    return rate  # That of the compiled optimizer, which saves it.
+  now = table.learning_rate
+  if not isinstance(now, tf.Variable):
+    return rate  # A schedule.
+  first = settings.learning_rate(optimizer) if rate is None else rate
+  with tf.init_scope():
+    return rate if np.float32(first) == now.numpy() else float(now.numpy())
 
 
 def _arguments_from_json(config: Mapping[str, Any]) -> dict[str, Any]:

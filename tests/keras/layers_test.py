@@ -333,6 +333,27 @@ class FitTest(tf.test.TestCase):
 
     self.assertAllEqual(table_of(model).items()[1], before)
 
+  def test_a_rate_that_was_assigned_is_saved_with_the_model(self):
+    one, group = (tf.keras.Input([], dtype="int64", name=name) for name in ("one", "b"))
+    features = {"b": Feature(2, "adagrad"), "c": Feature(2, "sgd", learning_rate=0.5)}
+    vectors = [
+      Embedding(2, "sgd", learning_rate=0.1, name="a")(one),
+      *EmbeddingGroup(features, name="group")({"b": group, "c": group}).values(),
+    ]
+    model = tf.keras.Model([one, group], tf.keras.layers.Concatenate()(vectors))
+    tables = {"a": model.get_layer("a").table, **model.get_layer("group").tables}
+    self.assertEqual(model.get_layer("a").get_config()["learning_rate"], 0.1)
+    tables["a"].learning_rate.assign(0.25)
+    tables["b"].learning_rate.assign(0.125)
+    path = os.path.join(self.get_temp_dir(), "rates.keras")
+
+    model.save(path)
+    loaded = tf.keras.models.load_model(path)
+
+    tables = {"a": loaded.get_layer("a").table, **loaded.get_layer("group").tables}
+    rates = {name: float(table.learning_rate.numpy()) for name, table in tables.items()}
+    self.assertEqual(rates, {"a": 0.25, "b": 0.125, "c": 0.5})
+
   def test_a_label_that_is_nan_spoils_nothing(self):
     ids, labels = make_data()
     labels[100] = np.nan
