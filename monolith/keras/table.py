@@ -13,6 +13,8 @@ Longer than 600 lines: every way to use a table is a method of one class, with w
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -473,10 +475,21 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
         self._configure(saved)
     with devices.scope(self._device):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
-      # Tables of graph mode have their filters elsewhere: counting begins again.
-      if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
-        gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
+      if self._admit_after and tf.executing_eagerly():
+        if _has_files(_filter_path(path)):
+          gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
+        else:
+          # Tables of graph mode have their filters elsewhere: counting begins again.
+          self._forget_counts()
     self.note_loaded()
+
+  def _forget_counts(self) -> None:
+    """Restores the filter from a new one, as no op empties it."""
+    with tempfile.TemporaryDirectory() as folder:
+      empty = self._create_filter(f"keras_{uuid.uuid4().hex}")
+      gen_monolith_ops.monolith_hash_filter_save(empty, os.path.join(folder, "empty"))
+      gen_monolith_ops.monolith_hash_filter_restore(self._filter, os.path.join(folder, "empty"))
+      tf.raw_ops.DestroyResourceOp(resource=empty, ignore_lookup_error=True)
 
   def note_loaded(self) -> None:
     """Lets the next `update` count steps on from those that rows have behind them."""
@@ -580,15 +593,7 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
     # new name each time, because tables of two models are two tables.
     name = f"keras_{uuid.uuid4().hex}"
     if self._admit_after:
-      thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
-        default_occurrence_threshold=self._admit_after
-      )
-      hash_filter = gen_monolith_ops.monolith_hash_filter(
-        capacity=self._admit_capacity,
-        split_num=_FILTER_SPLITS,
-        config=thresholds.SerializeToString(),
-        shared_name=name + "_filter",
-      )
+      hash_filter = self._create_filter(name + "_filter")
     else:
       hash_filter = gen_monolith_ops.monolith_dummy_hash_filter(shared_name="keras_no_filter")
     table = gen_monolith_ops.monolith_hash_table(
@@ -599,6 +604,17 @@ class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResou
       shared_name=name,
     )
     return hash_filter, table
+
+  def _create_filter(self, name: str) -> tf.Tensor:
+    thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+      default_occurrence_threshold=self._admit_after
+    )
+    return gen_monolith_ops.monolith_hash_filter(
+      capacity=self._admit_capacity,
+      split_num=_FILTER_SPLITS,
+      config=thresholds.SerializeToString(),
+      shared_name=name,
+    )
 
   def _export_to_saved_model_graph(
     self, object_map: Any, tensor_map: Any, **kwargs: Any

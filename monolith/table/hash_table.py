@@ -44,7 +44,7 @@ class HashTable(methods.TableMethods):
       steps taken and returns one.
     expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
     admit_after: an id gets a row only after it was written this often, from 0 to 15. Counts are not
-      saved.
+      saved, and `load` and `clear` leave them as they are.
     admit_capacity: how many ids that have no row yet are counted at the same time.
     name: what messages call the table.
     seed: of random first values; 0: `MONOLITH_TABLE_SEED`, else another for every table.

@@ -280,6 +280,21 @@ class HashTableTest(tf.test.TestCase):
 
     self.assertEqual(sizes, [0, 0, 1, 1])
 
+  def test_counts_begin_again_with_rows_that_were_saved_without_them(self):
+    path = os.path.join(self.get_temp_dir(), "table")
+    monolith.HashTable(1, "sgd").save(path)
+    table = monolith.HashTable(1, "sgd", admit_after=2)
+    table.update([7], [[1.0]])
+    table.update([7], [[1.0]])
+
+    table.load(path)
+
+    sizes = []
+    for _ in range(3):
+      table.update([7], [[1.0]])
+      sizes.append(len(table))
+    self.assertEqual(sizes, [0, 0, 1])
+
   def test_counts_of_ids_that_have_no_row_yet_are_saved(self):
     path = os.path.join(self.get_temp_dir(), "table")
     first, second = (sgd_table(1, admit_after=2, admit_capacity=1000) for _ in range(2))
