@@ -36,6 +36,8 @@ inline Status CheckDummy(const std::string& name, const SyncClient& client) {
 
 class DeviceTableResource : public ResourceBase {
  public:
+  static constexpr char kInput[] = "table_handle";
+
   static Status Create(const ::monolith::hash_table::EmbeddingHashTableConfig& config,
                        const std::string& name, core::RefCountPtr<HashFilterResource> filter,
                        core::RefCountPtr<SyncClient> sync_client, DeviceTableResource** resource) {
@@ -106,6 +108,8 @@ class DeviceTableResource : public ResourceBase {
 // Orders its tables by name, as MultiHashTableResource does.
 class DeviceTableGroup : public ResourceBase {
  public:
+  static constexpr char kInput[] = "mtable";
+
   struct Member {
     std::unique_ptr<DeviceTable> table;
     std::unique_ptr<engine::TableFilter> own_filter;
@@ -182,7 +186,7 @@ struct FilteredDeviceTable {
   engine::OccurrenceFilter* filter;
 };
 
-// Holds references to the tables of the first inputs during a call.
+// Holds references to tables during a call: to the single ones of the first inputs, or to a group.
 class HeldDeviceTables {
  public:
   Status Lookup(OpKernelContext* ctx, int num_tables) {
@@ -195,29 +199,38 @@ class HeldDeviceTables {
     return OkStatus();
   }
 
+  Status LookupGroup(OpKernelContext* ctx) {
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, DeviceTableGroup::kInput, &group_));
+    for (int64_t i = 0; i < group_->size(); ++i) {
+      tables_.push_back({group_->table(i), group_->filter(i)});
+    }
+    return OkStatus();
+  }
+
   const std::vector<FilteredDeviceTable>& tables() const { return tables_; }
 
  private:
   std::vector<core::RefCountPtr<DeviceTableResource>> resources_;
+  core::RefCountPtr<DeviceTableGroup> group_;
   std::vector<FilteredDeviceTable> tables_;
 };
 
-Status FusedLookupOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
-                           const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards);
-Status FusedOptimizeOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
-                             const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards,
-                             bool enable_grad_accumulation);
+// A kernel that is a function of the table, or of the group of tables, of input 0.
+template <auto kRun>
+class KernelOnTables;
 
-// Output i = the vectors of ids[i] in tables[i], [n, dims[i]].
-Status LookUpListsOnDevice(OpKernelContext* ctx, GpuCall* call,
-                           const std::vector<FilteredDeviceTable>& tables,
-                           const std::vector<int64_t>& dims, const OpInputList& ids);
-// One step per table and distinct id, on the sum of the id's gradients. Learning rates are on the
-// host, one per segment of each table; `options` has the times.
-Status OptimizeListsOnDevice(GpuCall* call, const std::vector<FilteredDeviceTable>& tables,
-                             const std::vector<const float*>& learning_rates,
-                             const OpInputList& ids, const OpInputList& grads,
-                             DeviceWriteOptions options);
+template <typename Resource, Status (*kRun)(OpKernelContext*, GpuCall*, const Resource&)>
+class KernelOnTables<kRun> : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<Resource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, Resource::kInput, &resource));
+    return kRun(ctx, call, *resource);
+  }
+};
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

@@ -9,73 +9,11 @@
 #include "monolith/native_training/runtime/ops/support/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
-#include "monolith/native_training/runtime/ops/tables/fused_table_calls.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
 
 namespace tensorflow {
 namespace monolith_tf {
-
-Status FusedLookupOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
-                           const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards) {
-  const Tensor& ids = ctx->input(first_input);
-  TF_RETURN_IF_ERROR(CheckVector("ids", ids));
-  std::vector<int64_t> dims;
-  for (const FilteredDeviceTable& table : tables) dims.push_back(table.table->dim());
-  FusedOffsets offsets;
-  TF_RETURN_IF_ERROR(FusedOffsets::Create(ctx->input(first_input + 1), dims, num_of_shards,
-                                          ids.NumElements(), &offsets));
-  Tensor* embeddings = nullptr;
-  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.floats.back()}, &embeddings));
-  const int64_t num_tables = static_cast<int64_t>(tables.size());
-  std::vector<DeviceLookup> lookups;
-  for (int64_t i = 0; i < num_tables * num_of_shards; ++i) {
-    const int64_t n = offsets.ids[i + 1] - offsets.ids[i];
-    if (n == 0) continue;
-    lookups.push_back({tables[i % num_tables].table, DeviceIds(ids) + offsets.ids[i], n,
-                       MutableFloats(*embeddings) + offsets.floats[i]});
-  }
-  TF_RETURN_IF_ERROR(LookUpDeviceTables(call, lookups));
-  TF_RETURN_IF_ERROR(OutputFusedOffsets(ctx, offsets, num_of_shards));
-  ctx->set_output(4, ids);
-  return OkStatus();
-}
-
-Status FusedOptimizeOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
-                             const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards,
-                             bool enable_grad_accumulation) {
-  const Tensor& ids = ctx->input(first_input);
-  const Tensor& grads = ctx->input(first_input + 3);
-  std::vector<int64_t> dims;
-  int64_t num_segments = 0;
-  for (const FilteredDeviceTable& table : tables) {
-    dims.push_back(table.table->dim());
-    num_segments += table.table->num_segments();
-  }
-  FusedOffsets offsets;
-  TF_RETURN_IF_ERROR(
-      CheckFusedUpdate(ctx, first_input, dims, num_segments, num_of_shards, &offsets));
-  DeviceWriteOptions options;
-  TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 7, "req_time", &options.req_time));
-  TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 8, "global_step", &options.global_step));
-  options.sum_duplicates = enable_grad_accumulation;
-  const int64_t num_tables = static_cast<int64_t>(tables.size());
-  const float* rate = ctx->input(first_input + 6).flat<float>().data();
-  std::vector<DeviceUpdate> updates;
-  for (int64_t table = 0; table < num_tables; ++table) {
-    options.learning_rates = rate;
-    options.filter = tables[table].filter;
-    rate += tables[table].table->num_segments();
-    DeviceUpdate update{tables[table].table, {}, options};
-    for (int64_t shard = 0; shard < num_of_shards; ++shard) {
-      const int64_t i = shard * num_tables + table;
-      update.spans.push_back({DeviceIds(ids) + offsets.ids[i], offsets.ids[i + 1] - offsets.ids[i],
-                              Floats(grads) + offsets.floats[i]});
-    }
-    updates.push_back(std::move(update));
-  }
-  return OptimizeDeviceTables(call, updates);
-}
 
 namespace {
 
@@ -149,48 +87,33 @@ class LookupGpuOp : public GpuKernel {
   int64_t dim_size_ = 0;
 };
 
-class LookupEntryGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableResource> resource;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
-    const int64_t n = ctx->input(1).NumElements();
-    std::vector<std::string> entries;
-    TF_RETURN_IF_ERROR(
-        resource->table()->LookupEntries(call->stream(), DeviceIds(ctx->input(1)), n, &entries));
-    Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {n}, &out));
-    auto strings = out->vec<tstring>();
-    for (int64_t i = 0; i < n; ++i) strings(i) = entries[i];
-    return OkStatus();
-  }
-};
+Status LookUpEntriesOfTable(OpKernelContext* ctx, GpuCall* call,
+                            const DeviceTableResource& resource) {
+  const int64_t n = ctx->input(1).NumElements();
+  std::vector<std::string> entries;
+  TF_RETURN_IF_ERROR(
+      resource.table()->LookupEntries(call->stream(), DeviceIds(ctx->input(1)), n, &entries));
+  Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {n}, &out));
+  auto strings = out->vec<tstring>();
+  for (int64_t i = 0; i < n; ++i) strings(i) = entries[i];
+  return OkStatus();
+}
 
 template <DeviceWrite write>
-class AssignGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableResource> resource;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
-    const Tensor& ids = ctx->input(1);
-    const Tensor& values = ctx->input(2);
-    DeviceWriteOptions options;
-    TF_RETURN_IF_ERROR(GetNumber(ctx, 3, "req_time", &options.req_time));
-    options.filter = resource->filter();
-    TF_RETURN_IF_ERROR(CheckIdUpdates(values, ids.NumElements(), resource->table()->dim()));
-    TF_RETURN_IF_ERROR(WriteDeviceTable(call, *resource->table(), write,
-                                        {DeviceIds(ids), ids.NumElements(), Floats(values)},
-                                        options));
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
-  }
-};
+Status AssignToTable(OpKernelContext* ctx, GpuCall* call, const DeviceTableResource& resource) {
+  const Tensor& ids = ctx->input(1);
+  const Tensor& values = ctx->input(2);
+  DeviceWriteOptions options;
+  TF_RETURN_IF_ERROR(GetNumber(ctx, 3, "req_time", &options.req_time));
+  options.filter = resource.filter();
+  TF_RETURN_IF_ERROR(CheckIdUpdates(values, ids.NumElements(), resource.table()->dim()));
+  TF_RETURN_IF_ERROR(WriteDeviceTable(call, *resource.table(), write,
+                                      {DeviceIds(ids), ids.NumElements(), Floats(values)},
+                                      options));
+  ctx->set_output(0, ctx->input(0));
+  return OkStatus();
+}
 
 class OptimizeGpuOp : public GpuKernel {
  public:
@@ -229,24 +152,16 @@ class OptimizeGpuOp : public GpuKernel {
   bool enable_dedup_ = false;
 };
 
-class EraseGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableResource> resource;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
-    const DeviceTable& table = *resource->table();
-    const Tensor& ids = ctx->input(1);
-    if (ids.NumElements() > 0) {
-      TF_RETURN_IF_ERROR(table.Check(call->library().table_erase(
-          table.get(), call->stream(), DeviceIds(ids), ids.NumElements())));
-    }
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
+Status EraseFromTable(OpKernelContext* ctx, GpuCall* call, const DeviceTableResource& resource) {
+  const DeviceTable& table = *resource.table();
+  const Tensor& ids = ctx->input(1);
+  if (ids.NumElements() > 0) {
+    TF_RETURN_IF_ERROR(table.Check(call->library().table_erase(table.get(), call->stream(),
+                                                               DeviceIds(ids), ids.NumElements())));
   }
-};
+  ctx->set_output(0, ctx->input(0));
+  return OkStatus();
+}
 
 class SizeGpuOp : public OpKernel {
  public:
@@ -325,49 +240,6 @@ class RestoreGpuOp : public FileKernel {
   }
 };
 
-class FusedLookupGpuOp : public GpuKernel {
- public:
-  explicit FusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
-  }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    HeldDeviceTables held;
-    TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
-    return FusedLookupOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_);
-  }
-
- private:
-  int num_tables_ = 0;
-  int64_t num_of_shards_ = 0;
-};
-
-class FusedOptimizeGpuOp : public GpuKernel {
- public:
-  explicit FusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
-  }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    HeldDeviceTables held;
-    TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
-    TF_RETURN_IF_ERROR(FusedOptimizeOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_,
-                                             enable_grad_accumulation_));
-    for (int i = 0; i < num_tables_; ++i) ctx->set_output(i, ctx->input(i));
-    return OkStatus();
-  }
-
- private:
-  int num_tables_ = 0;
-  int64_t num_of_shards_ = 0;
-  bool enable_grad_accumulation_ = false;
-};
-
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTable")
                             .Device(DEVICE_GPU)
                             .HostMemory("filter_handle")
@@ -383,24 +255,24 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashTableErase")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")
                             .HostMemory("table_handle_output"),
-                        EraseGpuOp);
+                        KernelOnTables<EraseFromTable>);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupEntry")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")
                             .HostMemory("entry_str"),
-                        LookupEntryGpuOp);
+                        KernelOnTables<LookUpEntriesOfTable>);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssign")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")
                             .HostMemory("req_time")
                             .HostMemory("table_handle_output"),
-                        AssignGpuOp<DeviceWrite::kAssign>);
+                        KernelOnTables<AssignToTable<DeviceWrite::kAssign>>);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssignAdd")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")
                             .HostMemory("req_time")
                             .HostMemory("table_handle_output"),
-                        AssignGpuOp<DeviceWrite::kAssignAdd>);
+                        KernelOnTables<AssignToTable<DeviceWrite::kAssignAdd>>);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableOptimize")
                             .Device(DEVICE_GPU)
                             .HostMemory("table_handle")
@@ -439,27 +311,6 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashTableRestore")
                             .HostMemory("basename")
                             .HostMemory("output_handle"),
                         RestoreGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedLookup")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("table_handles")
-                            .HostMemory("fused_slot_size")
-                            .HostMemory("req_time")
-                            .HostMemory("embedding_splits")
-                            .HostMemory("id_offsets")
-                            .HostMemory("embedding_offsets"),
-                        FusedLookupGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedOptimize")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("table_handles")
-                            .HostMemory("fused_slot_size")
-                            .HostMemory("id_offsets")
-                            .HostMemory("grad_offsets")
-                            .HostMemory("learning_rate_tensors")
-                            .HostMemory("req_time")
-                            .HostMemory("global_step")
-                            .HostMemory("table_handles_output"),
-                        FusedOptimizeGpuOp);
-
 }  // namespace
 }  // namespace monolith_tf
 }  // namespace tensorflow

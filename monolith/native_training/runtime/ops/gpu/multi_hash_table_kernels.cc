@@ -11,7 +11,6 @@
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/group_handle_kernels.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
-#include "monolith/native_training/runtime/ops/tables/table_places.h"
 #include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
 #include "tensorflow/core/platform/strcat.h"
 
@@ -37,259 +36,109 @@ class CreateGroupGpuOp : public NamedResourceOp<DeviceTableGroup> {
   }
 };
 
-class MultiLookupGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    RaggedIds ids;
-    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/true, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
-    Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.back()}, &out));
-    std::vector<DeviceLookup> lookups;
-    for (int64_t row = 0; row < ids.rows; ++row) {
-      if (ids.size(row) == 0) continue;
-      lookups.push_back({group->table(row % group->size()), ids.ids + ids.splits[row],
-                         ids.size(row), MutableFloats(*out) + offsets[row]});
-    }
-    return LookUpDeviceTables(call, lookups);
+Status LookUpGroup(OpKernelContext* ctx, GpuCall* call, const DeviceTableGroup& group) {
+  RaggedIds ids;
+  TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group.size(), /*many_requests=*/true, &ids));
+  const std::vector<int64_t> offsets = ids.FloatOffsets(group.dims());
+  Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.back()}, &out));
+  std::vector<DeviceLookup> lookups;
+  for (int64_t row = 0; row < ids.rows; ++row) {
+    if (ids.size(row) == 0) continue;
+    lookups.push_back({group.table(row % group.size()), ids.ids + ids.splits[row], ids.size(row),
+                       MutableFloats(*out) + offsets[row]});
   }
-};
-
-class MultiLookupEntryGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    RaggedIds ids;
-    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
-    Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {ids.num_ids}, &out));
-    auto strings = out->vec<tstring>();
-    for (int64_t row = 0; row < ids.rows; ++row) {
-      const int64_t n = ids.size(row);
-      if (n == 0) continue;
-      std::vector<std::string> entries;
-      TF_RETURN_IF_ERROR(
-          group->table(row)->LookupEntries(call->stream(), ids.ids + ids.splits[row], n, &entries));
-      for (int64_t i = 0; i < n; ++i) strings(ids.splits[row] + i) = entries[i];
-    }
-    return OkStatus();
-  }
-};
-
-std::vector<FilteredDeviceTable> AllTables(const DeviceTableGroup& group) {
-  std::vector<FilteredDeviceTable> tables;
-  for (int64_t i = 0; i < group.size(); ++i) tables.push_back({group.table(i), group.filter(i)});
-  return tables;
+  return LookUpDeviceTables(call, lookups);
 }
 
-class MultiFusedLookupGpuOp : public GpuKernel {
- public:
-  explicit MultiFusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
+Status LookUpEntriesOfGroup(OpKernelContext* ctx, GpuCall* call, const DeviceTableGroup& group) {
+  RaggedIds ids;
+  TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group.size(), /*many_requests=*/false, &ids));
+  Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {ids.num_ids}, &out));
+  auto strings = out->vec<tstring>();
+  for (int64_t row = 0; row < ids.rows; ++row) {
+    const int64_t n = ids.size(row);
+    if (n == 0) continue;
+    std::vector<std::string> entries;
+    TF_RETURN_IF_ERROR(
+        group.table(row)->LookupEntries(call->stream(), ids.ids + ids.splits[row], n, &entries));
+    for (int64_t i = 0; i < n; ++i) strings(ids.splits[row] + i) = entries[i];
   }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    return FusedLookupOnDevice(ctx, call, 1, AllTables(*group), num_of_shards_);
-  }
-
- private:
-  int64_t num_of_shards_ = 0;
-};
-
-class MultiFusedOptimizeGpuOp : public GpuKernel {
- public:
-  explicit MultiFusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
-  }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    TF_RETURN_IF_ERROR(FusedOptimizeOnDevice(ctx, call, 1, AllTables(*group), num_of_shards_,
-                                             enable_grad_accumulation_));
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
-  }
-
- private:
-  int64_t num_of_shards_ = 0;
-  bool enable_grad_accumulation_ = false;
-};
+  return OkStatus();
+}
 
 template <DeviceWrite write>
-class MultiAssignGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    RaggedIds ids;
-    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
-    const Tensor& values = ctx->input(3);
-    if (values.NumElements() < offsets.back()) {
-      return errors::InvalidArgument("The length of tensor ``value`` is too short. It has ",
-                                     values.NumElements(), " elements, want ", offsets.back());
-    }
-    DeviceWriteOptions options;
-    TF_RETURN_IF_ERROR(GetNumber(ctx, 4, "update_time", &options.req_time));
-    for (int64_t row = 0; row < ids.rows; ++row) {
-      if (ids.size(row) == 0) continue;
-      options.filter = group->filter(row);
-      TF_RETURN_IF_ERROR(WriteDeviceTable(
-          call, *group->table(row), write,
-          {ids.ids + ids.splits[row], ids.size(row), Floats(values) + offsets[row]}, options));
-    }
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
+Status AssignToGroup(OpKernelContext* ctx, GpuCall* call, const DeviceTableGroup& group) {
+  RaggedIds ids;
+  TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group.size(), /*many_requests=*/false, &ids));
+  const std::vector<int64_t> offsets = ids.FloatOffsets(group.dims());
+  const Tensor& values = ctx->input(3);
+  if (values.NumElements() < offsets.back()) {
+    return errors::InvalidArgument("The length of tensor ``value`` is too short. It has ",
+                                   values.NumElements(), " elements, want ", offsets.back());
   }
-};
-
-class MultiReinitializeGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    TF_RETURN_IF_ERROR(CheckScalar("table_name", ctx->input(1)));
-    const Tensor& ids = ctx->input(2);
-    const int64_t n = ids.NumElements();
-    Tensor* status = nullptr;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {n}, &status));
-    const int64_t number = group->Find(std::string(ctx->input(1).scalar<tstring>()()));
-    if (number < 0) {
-      status->vec<int32_t>().setConstant(-1);
-    } else {
-      const DeviceTable& table = *group->table(number);
-      Tensor existed;
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT32, TensorShape({n}), &existed));
-      TF_RETURN_IF_ERROR(table.Check(call->library().table_reinitialize(
-          table.get(), call->stream(), DeviceIds(ids), n,
-          static_cast<int64_t>(ctx->env()->NowSeconds()), static_cast<int32_t*>(existed.data()))));
-      TF_RETURN_IF_ERROR(call->ReadInOrder(existed.data(), status->vec<int32_t>().data(),
-                                           n * int64_t{sizeof(int32_t)}));
-    }
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
+  DeviceWriteOptions options;
+  TF_RETURN_IF_ERROR(GetNumber(ctx, 4, "update_time", &options.req_time));
+  for (int64_t row = 0; row < ids.rows; ++row) {
+    if (ids.size(row) == 0) continue;
+    options.filter = group.filter(row);
+    TF_RETURN_IF_ERROR(WriteDeviceTable(
+        call, *group.table(row), write,
+        {ids.ids + ids.splits[row], ids.size(row), Floats(values) + offsets[row]}, options));
   }
-};
+  ctx->set_output(0, ctx->input(0));
+  return OkStatus();
+}
 
-class MultiOptimizeGpuOp : public GpuKernel {
- public:
-  using GpuKernel::GpuKernel;
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    RaggedIds ids;
-    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
-    TF_RETURN_IF_ERROR(CheckLength("value", ctx->input(3), offsets.back()));
-    TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(4), group->num_segments()));
-    DeviceWriteOptions options;
-    TF_RETURN_IF_ERROR(GetNumber(ctx, 5, "update_time", &options.req_time));
-    TF_RETURN_IF_ERROR(GetNumber(ctx, 6, "global_step", &options.global_step));
-    const float* rate = ctx->input(4).flat<float>().data();
-    std::vector<DeviceUpdate> updates;
-    for (int64_t row = 0; row < ids.rows; ++row) {
-      options.learning_rates = rate;
-      options.filter = group->filter(row);
-      rate += group->table(row)->num_segments();
-      if (ids.size(row) == 0) continue;
-      updates.push_back(
-          {group->table(row),
-           {{ids.ids + ids.splits[row], ids.size(row), Floats(ctx->input(3)) + offsets[row]}},
-           options});
-    }
-    TF_RETURN_IF_ERROR(OptimizeDeviceTables(call, updates));
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
+Status ReinitializeInGroup(OpKernelContext* ctx, GpuCall* call, const DeviceTableGroup& group) {
+  TF_RETURN_IF_ERROR(CheckScalar("table_name", ctx->input(1)));
+  const Tensor& ids = ctx->input(2);
+  const int64_t n = ids.NumElements();
+  Tensor* status = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {n}, &status));
+  const int64_t number = group.Find(std::string(ctx->input(1).scalar<tstring>()()));
+  if (number < 0) {
+    status->vec<int32_t>().setConstant(-1);
+  } else {
+    const DeviceTable& table = *group.table(number);
+    Tensor existed;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT32, TensorShape({n}), &existed));
+    TF_RETURN_IF_ERROR(table.Check(call->library().table_reinitialize(
+        table.get(), call->stream(), DeviceIds(ids), n,
+        static_cast<int64_t>(ctx->env()->NowSeconds()), static_cast<int32_t*>(existed.data()))));
+    TF_RETURN_IF_ERROR(call->ReadInOrder(existed.data(), status->vec<int32_t>().data(),
+                                         n * int64_t{sizeof(int32_t)}));
   }
-};
+  ctx->set_output(0, ctx->input(0));
+  return OkStatus();
+}
 
-class MultiLookupListGpuOp : public GpuKernel {
- public:
-  explicit MultiLookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+Status OptimizeGroup(OpKernelContext* ctx, GpuCall* call, const DeviceTableGroup& group) {
+  RaggedIds ids;
+  TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group.size(), /*many_requests=*/false, &ids));
+  const std::vector<int64_t> offsets = ids.FloatOffsets(group.dims());
+  TF_RETURN_IF_ERROR(CheckLength("value", ctx->input(3), offsets.back()));
+  TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(4), group.num_segments()));
+  DeviceWriteOptions options;
+  TF_RETURN_IF_ERROR(GetNumber(ctx, 5, "update_time", &options.req_time));
+  TF_RETURN_IF_ERROR(GetNumber(ctx, 6, "global_step", &options.global_step));
+  const float* rate = ctx->input(4).flat<float>().data();
+  std::vector<DeviceUpdate> updates;
+  for (int64_t row = 0; row < ids.rows; ++row) {
+    options.learning_rates = rate;
+    options.filter = group.filter(row);
+    rate += group.table(row)->num_segments();
+    if (ids.size(row) == 0) continue;
+    updates.push_back(
+        {group.table(row),
+         {{ids.ids + ids.splits[row], ids.size(row), Floats(ctx->input(3)) + offsets[row]}},
+         options});
   }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    OpInputList ids;
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
-    std::vector<FilteredDeviceTable> tables;
-    for (const int64_t place : tables_) {
-      tables.push_back({group->table(place), group->filter(place)});
-    }
-    return LookUpListsOnDevice(ctx, call, tables, dims_, ids);
-  }
-
- private:
-  std::vector<int64_t> tables_;
-  std::vector<int64_t> dims_;
-};
-
-class MultiOptimizeListGpuOp : public GpuKernel {
- public:
-  explicit MultiOptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
-    OP_REQUIRES_OK(ctx, CheckEachOnce("tables", "table", tables_));
-  }
-
- protected:
-  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
-    core::RefCountPtr<DeviceTableGroup> group;
-    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
-    OpInputList ids, grads;
-    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(ctx->input_list("grads", &grads));
-    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
-    DeviceWriteOptions options;
-    const int rates = 1 + 2 * ids.size();
-    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 1, "update_time", &options.req_time));
-    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 2, "global_step", &options.global_step));
-    TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(rates), group->num_segments()));
-    std::vector<int64_t> first_rate(1, 0);
-    for (int64_t t = 0; t < group->size(); ++t) {
-      first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
-    }
-    std::vector<FilteredDeviceTable> tables;
-    std::vector<const float*> learning_rates;
-    for (const int64_t place : tables_) {
-      tables.push_back({group->table(place), group->filter(place)});
-      learning_rates.push_back(ctx->input(rates).flat<float>().data() + first_rate[place]);
-    }
-    TF_RETURN_IF_ERROR(OptimizeListsOnDevice(call, tables, learning_rates, ids, grads, options));
-    ctx->set_output(0, ctx->input(0));
-    return OkStatus();
-  }
-
- private:
-  std::vector<int64_t> tables_;
-};
+  TF_RETURN_IF_ERROR(OptimizeDeviceTables(call, updates));
+  ctx->set_output(0, ctx->input(0));
+  return OkStatus();
+}
 
 class MultiSizeGpuOp : public OpKernel {
  public:
@@ -365,54 +214,34 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split"),
-                        MultiLookupGpuOp);
+                        KernelOnTables<LookUpGroup>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("serialized_entries"),
-                        MultiLookupEntryGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("mtable")
-                            .HostMemory("fused_slot_size")
-                            .HostMemory("req_time")
-                            .HostMemory("embedding_splits")
-                            .HostMemory("id_offsets")
-                            .HostMemory("embedding_offsets"),
-                        MultiFusedLookupGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("mtable")
-                            .HostMemory("fused_slot_size")
-                            .HostMemory("id_offsets")
-                            .HostMemory("grad_offsets")
-                            .HostMemory("learning_rate_tensors")
-                            .HostMemory("req_time")
-                            .HostMemory("global_step")
-                            .HostMemory("mtable_out"),
-                        MultiFusedOptimizeGpuOp);
+                        KernelOnTables<LookUpEntriesOfGroup>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("update_time")
                             .HostMemory("updated_table"),
-                        MultiAssignGpuOp<DeviceWrite::kAssign>);
+                        KernelOnTables<AssignToGroup<DeviceWrite::kAssign>>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("update_time")
                             .HostMemory("updated_table"),
-                        MultiAssignGpuOp<DeviceWrite::kAssignAdd>);
+                        KernelOnTables<AssignToGroup<DeviceWrite::kAssignAdd>>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableReinitialize")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("table_name")
                             .HostMemory("updated_table")
                             .HostMemory("id_status"),
-                        MultiReinitializeGpuOp);
+                        KernelOnTables<ReinitializeInGroup>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
@@ -421,18 +250,7 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize")
                             .HostMemory("update_time")
                             .HostMemory("global_step")
                             .HostMemory("updated_table"),
-                        MultiOptimizeGpuOp);
-REGISTER_GUARDED_KERNEL(
-    Name("MonolithMultiHashTableLookupList").Device(DEVICE_GPU).HostMemory("mtable"),
-    MultiLookupListGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("mtable")
-                            .HostMemory("learning_rate")
-                            .HostMemory("update_time")
-                            .HostMemory("global_step")
-                            .HostMemory("updated_table"),
-                        MultiOptimizeListGpuOp);
+                        KernelOnTables<OptimizeGroup>);
 REGISTER_GUARDED_KERNEL(
     Name("MonolithMultiHashTableSize").Device(DEVICE_GPU).HostMemory("mtable").HostMemory("sizes"),
     MultiSizeGpuOp);

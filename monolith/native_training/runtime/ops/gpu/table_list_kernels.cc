@@ -1,4 +1,5 @@
-// GPU kernels of ops on several single tables: lookups and updates of one step, files of a group.
+// GPU kernels of ops on lists of tables, single ones or those of a group: lookups and updates of
+// one step, and files of several single tables.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -9,11 +10,14 @@
 #include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "monolith/native_training/runtime/ops/tables/hash_table_group_kernels.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "monolith/native_training/runtime/ops/tables/table_places.h"
 #include "tensorflow/core/platform/strcat.h"
 
 namespace tensorflow {
 namespace monolith_tf {
+namespace {
 
+// Output i = the vectors of ids[i] in tables[i], [n, dims[i]].
 Status LookUpListsOnDevice(OpKernelContext* ctx, GpuCall* call,
                            const std::vector<FilteredDeviceTable>& tables,
                            const std::vector<int64_t>& dims, const OpInputList& ids) {
@@ -35,6 +39,8 @@ Status LookUpListsOnDevice(OpKernelContext* ctx, GpuCall* call,
   return LookUpDeviceTables(call, lookups);
 }
 
+// One step per table and distinct id, on the sum of the id's gradients. Learning rates are on the
+// host, one per segment of each table; `options` has the times.
 Status OptimizeListsOnDevice(GpuCall* call, const std::vector<FilteredDeviceTable>& tables,
                              const std::vector<const float*>& learning_rates,
                              const OpInputList& ids, const OpInputList& grads,
@@ -59,8 +65,6 @@ Status OptimizeListsOnDevice(GpuCall* call, const std::vector<FilteredDeviceTabl
   }
   return OptimizeDeviceTables(call, updates);
 }
-
-namespace {
 
 class LookupListGpuOp : public GpuKernel {
  public:
@@ -114,6 +118,71 @@ class OptimizeListGpuOp : public GpuKernel {
   }
 };
 
+class MultiLookupListGpuOp : public GpuKernel {
+ public:
+  explicit MultiLookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids;
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
+    std::vector<FilteredDeviceTable> tables;
+    for (const int64_t place : tables_) {
+      tables.push_back({group->table(place), group->filter(place)});
+    }
+    return LookUpListsOnDevice(ctx, call, tables, dims_, ids);
+  }
+
+ private:
+  std::vector<int64_t> tables_;
+  std::vector<int64_t> dims_;
+};
+
+class MultiOptimizeListGpuOp : public GpuKernel {
+ public:
+  explicit MultiOptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(ctx, CheckEachOnce("tables", "table", tables_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids, grads;
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("grads", &grads));
+    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
+    DeviceWriteOptions options;
+    const int rates = 1 + 2 * ids.size();
+    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 1, "update_time", &options.req_time));
+    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 2, "global_step", &options.global_step));
+    TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(rates), group->num_segments()));
+    std::vector<int64_t> first_rate(1, 0);
+    for (int64_t t = 0; t < group->size(); ++t) {
+      first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
+    }
+    std::vector<FilteredDeviceTable> tables;
+    std::vector<const float*> learning_rates;
+    for (const int64_t place : tables_) {
+      tables.push_back({group->table(place), group->filter(place)});
+      learning_rates.push_back(ctx->input(rates).flat<float>().data() + first_rate[place]);
+    }
+    TF_RETURN_IF_ERROR(OptimizeListsOnDevice(call, tables, learning_rates, ids, grads, options));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+
+ private:
+  std::vector<int64_t> tables_;
+};
+
 REGISTER_GUARDED_KERNEL(
     Name("MonolithHashTableLookupList").Device(DEVICE_GPU).HostMemory("table_handles"),
     LookupListGpuOp);
@@ -124,6 +193,17 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashTableOptimizeList")
                             .HostMemory("req_time")
                             .HostMemory("global_step"),
                         OptimizeListGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithMultiHashTableLookupList").Device(DEVICE_GPU).HostMemory("mtable"),
+    MultiLookupListGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("learning_rate")
+                            .HostMemory("update_time")
+                            .HostMemory("global_step")
+                            .HostMemory("updated_table"),
+                        MultiOptimizeListGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSaveGroup")
                             .Device(DEVICE_GPU)
                             .HostMemory("handle")
