@@ -253,11 +253,13 @@ def _write_results(
       "skipped": len(result.skipped),
       "seconds": round(result.seconds, 1),
     }
+  # Python 3.9 does not know the system's name.
+  release = getattr(platform, "freedesktop_os_release", dict)()
   document = {
     "date": datetime.date.today().isoformat(),
     "machine": platform.machine(),
     "cores": os.cpu_count(),
-    "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
+    "system": release.get("PRETTY_NAME", platform.system()),
     "python": platform.python_version(),
     "tensorflow": importlib.metadata.version("tensorflow"),
     "command": command,

@@ -186,11 +186,11 @@ class SiteTest(unittest.TestCase):
     self.addCleanup(server.server_close)
     self.addCleanup(server.shutdown)
     root = f"http://127.0.0.1:{server.server_port}"
-    profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    self.addCleanup(profile.cleanup)
+    profile = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, profile, ignore_errors=True)
     command = [
       *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-      f"--user-data-dir={profile.name}",
+      f"--user-data-dir={profile}",
     ]
 
     pictures = _ROOT / "build/pictures"

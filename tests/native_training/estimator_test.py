@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from absl import flags
+from absl import flags, logging
 from absl.testing import flagsaver
 
 from monolith.native_training import estimator, graph_estimator, input, model, utils
@@ -292,8 +292,10 @@ class RunConfigTest(tf.test.TestCase):
       dataclasses.replace(config),
       estimator.RunConfig.from_json(config.to_json()),
     ):
-      with self.assertNoLogs("absl", "WARNING"):
+      with self.assertLogs("absl", "WARNING") as logs:
         quiet.to_runner_config()
+        logging.warning("the only one")
+      self.assertEqual(len(logs.output), 1, logs.output)
 
   def test_values_override(self):
     conf = estimator.RunConfig(

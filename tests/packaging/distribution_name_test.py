@@ -107,7 +107,9 @@ class InstallLineTest(unittest.TestCase):
     )
 
     self.assertEqual(run.returncode, 0, run.stderr)
-    for (extra, code), said in zip(_NEEDS_EXTRAS, run.stdout.splitlines(), strict=True):
+    lines = run.stdout.splitlines()
+    self.assertEqual(len(lines), len(_NEEDS_EXTRAS))
+    for (extra, code), said in zip(_NEEDS_EXTRAS, lines):
       with self.subTest(code):
         self.assertRegex(said, "No module named '.*': " + re.escape(_install.install_line(extra)))
 

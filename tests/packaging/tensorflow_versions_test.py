@@ -35,6 +35,17 @@ _MAY_USE_LOST = {"tpu_runner.py": "runs up to 2.15, and says so where it ends"}
 _PRIVATE_IN_TEXT = re.compile(rf"({'|'.join((*_PRIVATE, *_ELSEWHERE[:2]))})(\.\w+)+\.?")
 # Modules named in strings, beyond the list -> why.
 _MAY_NAME = {"_lazy_api.py": "waits for somebody to import them, and imports none"}
+# What Python 3.9 or 3.10 lacks; ruff finds syntax alone.
+_NEW_IN_PYTHON = re.compile(
+  r"\bzip\(.*strict=|\.enterContext\(|\.assertNoLogs\(|ignore_cleanup_errors=|itertools\.pairwise"
+  r"|platform\.freedesktop_os_release|import tomllib|dataclass\(.*(slots|kw_only)="
+  r"|hashlib\.file_digest|(datetime|dt)\.UTC\b|StrEnum|ExceptionGroup|\.add_note\("
+)
+# File -> why it may name it.
+_MAY_NAME_NEW = {
+  "tests/native_training/net_utils_test.py": "asks whether there is one",
+  "tests/packaging/tensorflow_versions_test.py": "has the list",
+}
 # File -> why it looks at a version.
 _MAY_ASK = {
   "_install.py": "a library fits one TensorFlow",
@@ -239,6 +250,18 @@ class FunctionsTest(unittest.TestCase):
       minor = ".".join(tf.__version__.split(".")[:2])
       with self.assertRaisesRegex(ImportError, rf"pip install 'tf-keras=={minor}\.\*'$"):
         _tensorflow._import_tf_keras("tf_keras")
+
+
+class PythonTest(unittest.TestCase):
+  def test_nothing_is_newer_than_the_oldest_python(self):
+    found = {
+      path.relative_to(_ROOT).as_posix()
+      for folder in ("benchmarks", "examples", "monolith", "tests", "tools")
+      for path in (_ROOT / folder).rglob("*.py")
+      if _NEW_IN_PYTHON.search(path.read_text(encoding="utf-8"))
+    }
+
+    self.assertEqual(found, set(_MAY_NAME_NEW))
 
 
 if __name__ == "__main__":

@@ -858,8 +858,13 @@ class MemoryTest(unittest.TestCase):
 class WaitingTest(unittest.TestCase):
   """Requests that wait for a thread when nobody waits for their answers any more."""
 
+  def _folder(self) -> str:
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    return folder.name
+
   def _start(self, write_model, *flags: str) -> Server:
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = self._folder()
     write_model(f"{folder}/m")
     server = Server("--model_name=m", f"--model_base_path={folder}/m", *flags)
     self.addCleanup(server.kill)
@@ -886,7 +891,7 @@ class WaitingTest(unittest.TestCase):
     shutil.which("cc") and platform.libc_ver() >= ("glibc", "2.33"), "stat cannot be replaced"
   )
   def test_a_file_system_that_takes_its_time_holds_up_no_request(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
+    folder = self._folder()
     hold, held = f"{folder}/hold", f"{folder}/held"
     pathlib.Path(f"{folder}/stat.c").write_text(_SLOW_STAT)
     command = ["cc", "-shared", "-fPIC", "-o", f"{folder}/stat.so", f"{folder}/stat.c", "-ldl"]

@@ -130,8 +130,10 @@ def optimize_at(
     OutOfGpuMemoryError: new rows do not fit; no table has changed.
   """
   options = _Options(learning_rates, duplicates, req_time, global_step)
+  if len(places) != len(options.addresses):
+    raise ValueError(f"{len(options.addresses)} learning rates for {len(places)} tables")
   words: list[int] = []
-  for (table, ids, n, rows), address in zip(places, options.addresses, strict=True):
+  for (table, ids, n, rows), address in zip(places, options.addresses):
     words += (table._open_handle(), ids, n, rows, address, 0, 0)
   if words:
     _run(load(), "mono_gpu_table_optimize_many", stream, words, _OPTIMIZE_WORDS)
