@@ -152,15 +152,19 @@ int GpuTable::RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job
     MONO_GPU_TRY(tables[i]->PrepareWrite(stream, jobs[i], batches[i], &tasks[i]));
   }
   for (size_t i = 0; i < tables.size(); ++i) MONO_GPU_TRY(tables[i]->NumberWrite(&tasks[i]));
-  MONO_GPU_TRY(LaunchUpdates(stream, tasks));
+  WriteUploads uploads(stream);
+  MONO_GPU_TRY(LaunchUpdates(stream, tasks, &uploads));
   for (size_t i = 0; i < tables.size(); ++i) {
     if (jobs[i].chance != nullptr) {
       MONO_GPU_TRY(tables[i]->DrawAbsent(stream, *jobs[i].chance, &tasks[i]));
     } else if (jobs[i].filter != nullptr) {
       MONO_GPU_TRY(tables[i]->AskFilter(stream, jobs[i], &tasks[i].arguments.batch));
+    } else {
+      continue;
     }
+    uploads.Clear();
   }
-  MONO_GPU_TRY(LaunchInserts(stream, tasks));
+  MONO_GPU_TRY(LaunchInserts(stream, tasks, &uploads));
   for (size_t i = 0; i < tables.size(); ++i) {
     tables[i]->in_flight_.push_back({jobs[i].n, tasks[i].sequence, jobs[i].not_finite});
     tables[i]->in_flight_ids_ += jobs[i].n;

@@ -166,37 +166,28 @@ __global__ void __launch_bounds__(kLanes, 2)
                     static_cast<unsigned>(end - begin), task.host, task.sequence);
 }
 
-// Those of one of `tasks` that are launched together: often none of them has anything to do.
-int64_t InsertBlocks(const WriteTask* task, size_t tasks) {
-  const int64_t most = std::max<int64_t>(1, kFewBlocks / static_cast<int64_t>(tasks));
-  return std::min(CeilDiv(CeilDiv(task->arguments.batch.n, kWordIds), kLanes / kWarpLanes), most);
-}
-
 // All tasks have rows of one kind.
 template <typename Rows>
-int InsertAlike(Stream stream, const std::vector<const WriteTask*>& tasks) {
+int InsertAlike(Stream stream, const std::vector<const WriteTask*>& tasks, WriteUploads* uploads) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (tasks.size() == 1) {
     const WriteTask& task = *tasks[0];
-    InsertKernel<Rows><<<static_cast<unsigned>(InsertBlocks(&task, 1)), kLanes, 0, on>>>(
+    InsertKernel<Rows><<<static_cast<unsigned>(InsertBlocks(task, 1)), kLanes, 0, on>>>(
         {task.arguments, Rows::PlanOf(task.plan), CeilDiv(task.arguments.batch.n, kWordIds),
          task.host, task.sequence});
     return CheckCuda(cudaGetLastError(), "launch of a kernel");
   }
-  std::vector<int64_t> blocks;
-  for (const WriteTask* const task : tasks) blocks.push_back(InsertBlocks(task, tasks.size()));
-  UploadedJobs uploaded(stream);
-  DeviceTasks device;
-  int64_t all = 0;
-  MONO_GPU_TRY(UploadTasks<Rows>(tasks, blocks, &uploaded, &device, &all));
-  InsertManyKernel<Rows><<<static_cast<unsigned>(all), kLanes, 0, on>>>(device, all);
+  const WriteUploads::Kind* uploaded = nullptr;
+  MONO_GPU_TRY(UploadTasks<Rows>(tasks, uploads, &uploaded));
+  InsertManyKernel<Rows><<<static_cast<unsigned>(uploaded->blocks), kLanes, 0, on>>>(
+      uploaded->by_block, uploaded->blocks);
   return CheckCuda(cudaGetLastError(), "launch of a kernel");
 }
 
 #else
 
 template <typename Rows>
-int InsertAlike(Stream, const std::vector<const WriteTask*>& tasks) {
+int InsertAlike(Stream, const std::vector<const WriteTask*>& tasks, WriteUploads*) {
   for (const WriteTask* const task : tasks) {
     const WriteArguments& a = task->arguments;
     InsertCounts counts = {};
@@ -353,7 +344,7 @@ int ScanBits(Stream stream, const uint32_t* words, int64_t num_words, uint32_t* 
   return Scan(stream, {{words, num_words, prefix, total, nullptr}});
 }
 
-int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks) {
+int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks, WriteUploads* uploads) {
   std::vector<ScanTask> scans;
   for (const WriteTask& task : tasks) {
     const WriteArguments& a = task.arguments;
@@ -361,7 +352,7 @@ int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks) {
   }
   MONO_GPU_TRY(Scan(stream, scans));
   return ForKinds(tasks, [&](auto kind, const std::vector<const WriteTask*>& alike) {
-    return InsertAlike<decltype(kind)>(stream, alike);
+    return InsertAlike<decltype(kind)>(stream, alike, uploads);
   });
 }
 

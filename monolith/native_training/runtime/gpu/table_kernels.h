@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/gpu_table.h"
+#include "monolith/native_training/runtime/gpu/table_jobs.h"
 
 namespace monolith {
 namespace gpu {
@@ -72,9 +73,10 @@ struct WriteTask {
 bool SumsGradients(const RowPlan& plan, int64_t stride, const FloatRows& source);
 
 // Find the ids and step the rows that are there.
-int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks);
-// Make rows for the absent ids, step them, and tell the host.
-int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks);
+int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks, WriteUploads* uploads);
+// Make rows for the absent ids, step them, and tell the host. The tasks are those of the update, or
+// `uploads` is empty.
+int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks, WriteUploads* uploads);
 
 // Adds the ids of the batch that are absent to counts, one for each shard.
 int LaunchCountAbsent(Stream stream, const IndexView& index, const Batch& batch, uint64_t* counts);

@@ -93,24 +93,20 @@ bool SumsGradients(const RowPlan& plan, int64_t stride, const FloatRows& source)
 #endif
 }
 
-int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks) {
+int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks, WriteUploads* uploads) {
   return ForKinds(tasks, [&](auto kind, const std::vector<const WriteTask*>& alike) {
     using Rows = decltype(kind);
     if (alike.size() == 1) return UpdateTask(stream, *alike[0], kind);
-    std::vector<int64_t> words;
-    for (const WriteTask* const task : alike)
-      words.push_back(CeilDiv(task->arguments.batch.n, kWordIds));
-    UploadedJobs uploaded(stream);
-    DeviceTasks device;
-    int64_t all = 0;
-    MONO_GPU_TRY(UploadTasks<Rows>(alike, words, &uploaded, &device, &all));
+    const WriteUploads::Kind* uploaded = nullptr;
+    MONO_GPU_TRY(UploadTasks<Rows>(alike, uploads, &uploaded));
     if constexpr (!std::is_same<typename Rows::Plan, RowPlan>::value) {
-      if (all * kWordIds < Tuning().update_far_below) {
-        return ForWarps<2>(stream, all, kAllBlocks, UpdateMany<Rows, Walk::kFar>{device});
+      if (uploaded->words * kWordIds < Tuning().update_far_below) {
+        return ForWarps<2>(stream, uploaded->words, kAllBlocks,
+                           UpdateMany<Rows, Walk::kFar>{uploaded->by_word});
       }
     }
-    return ForWarps<Rows::kMinBlocks>(stream, all, kAllBlocks,
-                                      UpdateMany<Rows, Walk::kLines>{device});
+    return ForWarps<Rows::kMinBlocks>(stream, uploaded->words, kAllBlocks,
+                                      UpdateMany<Rows, Walk::kLines>{uploaded->by_word});
   });
 }
 

@@ -12,6 +12,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_WRITE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_WRITE_H_
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -536,40 +537,48 @@ struct DeviceTask {
   int64_t words;
 };
 
-struct DeviceTasks {
-  const DeviceTask* tasks;
-  const int64_t* begins;  // words, or blocks, of the tasks before
-  int count;
-  const char* plans;
-};
+// Blocks of an insert of one of `tasks` that are launched together: often none of them has anything
+// to do.
+inline int64_t InsertBlocks(const WriteTask& task, size_t tasks) {
+  const int64_t most = std::max<int64_t>(1, kFewBlocks / static_cast<int64_t>(tasks));
+  return std::min(CeilDiv(CeilDiv(task.arguments.batch.n, kWordIds), kLanes / kWarpLanes), most);
+}
 
-// Uploads the tasks of one kind; sizes[i]: words or blocks of tasks[i].
+// Uploads tasks, all of one kind, unless they are there.
 template <typename Rows>
-int UploadTasks(const std::vector<const WriteTask*>& tasks, const std::vector<int64_t>& sizes,
-                UploadedJobs* uploaded, DeviceTasks* result, int64_t* all) {
+int UploadTasks(const std::vector<const WriteTask*>& tasks, WriteUploads* uploads,
+                const WriteUploads::Kind** result) {
+  const int kind = KindOf(*tasks[0]);
+  *result = uploads->Find(kind);
+  if (*result != nullptr) return MONO_GPU_OK;
+  WriteUploads::Kind* const made = uploads->Add(kind);
   std::vector<DeviceTask> device;
-  std::vector<int64_t> begins;
+  std::vector<int64_t> words, blocks;
   std::vector<char> plans;
-  *all = 0;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const WriteTask& task = *tasks[i];
-    device.push_back({task.arguments, static_cast<int64_t>(plans.size()), task.host, task.sequence,
-                      CeilDiv(task.arguments.batch.n, kWordIds)});
-    begins.push_back(*all);
-    *all += sizes[i];
-    const typename Rows::Plan& plan = Rows::PlanOf(task.plan);
+  for (const WriteTask* const task : tasks) {
+    device.push_back({task->arguments, static_cast<int64_t>(plans.size()), task->host,
+                      task->sequence, CeilDiv(task->arguments.batch.n, kWordIds)});
+    words.push_back(made->words);
+    made->words += device.back().words;
+    blocks.push_back(made->blocks);
+    made->blocks += InsertBlocks(*task, tasks.size());
+    const typename Rows::Plan& plan = Rows::PlanOf(task->plan);
     const size_t at = plans.size();
-    const int64_t bytes = Rows::PlanBytes(task.plan);
+    const int64_t bytes = Rows::PlanBytes(task->plan);
     plans.resize(at + CeilDiv(bytes, 8) * 8);
     std::memcpy(plans.data() + at, &plan, static_cast<size_t>(bytes));
   }
   Workspace workspace;
   const auto tasks_slot = workspace.Put(device);
-  const auto begins_slot = workspace.Put(begins);
+  const auto words_slot = workspace.Put(words);
+  const auto blocks_slot = workspace.Put(blocks);
   const auto plans_slot = workspace.Put(plans);
-  MONO_GPU_TRY(uploaded->Upload(&workspace));
-  *result = {workspace.At(tasks_slot), workspace.At(begins_slot), static_cast<int>(tasks.size()),
-             workspace.At(plans_slot)};
+  MONO_GPU_TRY(made->jobs.Upload(&workspace));
+  made->by_word = {workspace.At(tasks_slot), workspace.At(words_slot),
+                   static_cast<int>(tasks.size()), workspace.At(plans_slot)};
+  made->by_block = made->by_word;
+  made->by_block.begins = workspace.At(blocks_slot);
+  *result = made;
   return MONO_GPU_OK;
 }
 
