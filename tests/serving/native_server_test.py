@@ -940,6 +940,23 @@ class WaitingTest(unittest.TestCase):
 
     self.assertEqual(server.process.wait(60), 0)
 
+  def test_a_model_that_runs_does_not_keep_a_server_from_ending(self):
+    server = self._start(lambda base: saved_models.write_scale_model(base, 1, 1.0))
+    request = saved_models.make_request("m", "slow", loops=np.int64(2**62))
+    before = _cpu_seconds(server.process.pid)
+    server.prediction.Predict.future(request)
+    wait_until(lambda: _cpu_seconds(server.process.pid) > before + 1)
+
+    server.process.send_signal(signal.SIGTERM)
+
+    self.assertEqual(server.process.wait(60), 0)
+    self.assertIn("while a model still runs", pathlib.Path(server.log.name).read_text())
+
+
+def _cpu_seconds(process: int) -> float:
+  fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 class WatchTest(unittest.TestCase):
   def test_watches_end_with_the_server(self):

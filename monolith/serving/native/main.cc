@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -61,6 +62,8 @@ constexpr int64_t kSmallRequestBytes = 64 << 10;
 constexpr int64_t kMaxTensorsBytes = 1 << 30;
 constexpr int64_t kSmallTensorsBytes = 1 << 20;
 constexpr std::chrono::seconds kGrace(10);
+// After that: for models that run or load, which nothing can stop.
+constexpr std::chrono::seconds kModelGrace(5);
 
 std::vector<std::string> Split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -133,6 +136,16 @@ void StopWhenIdle(EventLoop* loop, const std::vector<Acceptor*>& acceptors,
   if (open == 0 || Clock::now() >= deadline) return loop->Stop();
   loop->RunAt(Clock::now() + std::chrono::milliseconds(20),
               [=] { StopWhenIdle(loop, acceptors, deadline); });
+}
+
+// Ends the process at a time if it has not ended by itself: threads that run or load a model are
+// waited for, and may take as long as they like.
+void EndAt(Clock::time_point deadline) {
+  std::thread([deadline] {
+    std::this_thread::sleep_until(deadline);
+    LogWarning("Ending while a model still runs or loads");
+    _exit(0);
+  }).detach();
 }
 
 // Waits for a signal to end, and follows the configuration file meanwhile.
@@ -312,10 +325,12 @@ int Run(const Flags& flags) {
   FollowConfigUntilSignal(flags, config, signals, &models);
 
   LogInfo("Ending after the requests that are under way");
-  loop.Post([&] {
+  const Clock::time_point deadline = Clock::now() + kGrace;
+  EndAt(deadline + kModelGrace);
+  loop.Post([&, deadline] {
     grpc.Shutdown();
     rest.Shutdown();
-    StopWhenIdle(&loop, {&grpc, &rest}, Clock::now() + kGrace);
+    StopWhenIdle(&loop, {&grpc, &rest}, deadline);
   });
   sockets.join();
   return 0;

@@ -155,6 +155,7 @@ void Http2ServerConnection::OnTick(Clock::time_point now) {
   if (closed()) return;
   resets_in_second_ = 0;
   if (!settings_came_ && now - opened_ > limits_.header_timeout) return Close();
+  if (reads_too_slowly(now)) return Close();
   if (output_waits() && now - last_write() > limits_.stall_timeout) return Close();
   std::vector<int32_t> stalled;
   for (const auto& [id, stream] : streams_) {
@@ -163,10 +164,11 @@ void Http2ServerConnection::OnTick(Clock::time_point now) {
     // While the connection has output, the peer may be slow to read it.
     const bool unread = (stream.answered || stream.sent < stream.reply.size()) && !output_waits() &&
                         now - stream.last_sent > 2 * limits_.stall_timeout;
+    const bool slow = stream.pace.IsTooSlow(now) && (!output_waits() || stream.pace.IsTooLong(now));
     const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
     const bool late = !stream.complete && stream.stream_method == nullptr &&
                       now - stream.start > limits_.request_timeout;
-    if (unread || unsent || late) stalled.push_back(id);
+    if (unread || slow || unsent || late) stalled.push_back(id);
   }
   for (const int32_t id : stalled) {
     nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, NGHTTP2_CANCEL);
@@ -315,7 +317,10 @@ bool Http2ServerConnection::Send(int32_t id, Stream* stream, const std::string& 
     Refuse(id, Code::kResourceExhausted, "the answers are not read");
     return false;
   }
-  if (stream->sent == stream->reply.size()) stream->last_sent = Clock::now();
+  if (stream->sent == stream->reply.size()) {
+    stream->last_sent = Clock::now();
+    stream->pace.Begin(stream->last_sent);
+  }
   stream->reply.erase(0, std::exchange(stream->sent, 0));
   stream->reply += GrpcPrefix(static_cast<int64_t>(message.size())) + message;
   unread_bytes_ += more;
@@ -418,6 +423,7 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
   ReleaseRequest(stream);
   stream->answered = true;
   stream->last_data = stream->last_sent = Clock::now();
+  stream->pace.Begin(stream->last_sent);
   if (stream->cancelled != nullptr) stream->cancelled->store(true);
   if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
   stream->deadline.reset();
@@ -485,6 +491,7 @@ ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t siz
   memcpy(buffer, stream->reply.data() + stream->sent, count);
   stream->sent += count;
   if (count > 0) stream->last_sent = Clock::now();
+  stream->pace.Take(static_cast<int64_t>(count));
   if (stream->stream_method != nullptr) unread_bytes_ -= static_cast<int64_t>(count);
   if (stream->sent < stream->reply.size()) return static_cast<ssize_t>(count);
   if (stream->stream_method != nullptr) {
@@ -494,6 +501,7 @@ ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t siz
   }
   if (!stream->answered) {
     // More may come.
+    stream->pace.End();
     return count == 0 ? static_cast<ssize_t>(NGHTTP2_ERR_DEFERRED) : static_cast<ssize_t>(count);
   }
   *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;

@@ -89,6 +89,7 @@ class Http2ServerConnection : public Connection {
     // Prefix and message; for a stream, those not sent yet.
     std::string reply;
     size_t sent = 0;
+    ReadPace pace;
     std::shared_ptr<MemoryLease> reply_lease;
   };
 

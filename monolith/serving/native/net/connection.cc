@@ -100,14 +100,19 @@ void Connection::Flush() {
       if (output_.empty()) {
         if (close_when_written_) return Close();
         if (output_.capacity() > kIdleBytes) FreeText(&output_);
+        pace_.End();
         break;
       }
     }
     const ssize_t size =
         send(socket_.get(), output_.data() + written_, output_.size() - written_, MSG_NOSIGNAL);
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      pace_.Begin(Clock::now());
+      break;
+    }
     if (size < 0) return Close();
+    pace_.Take(size);
     written_ += static_cast<size_t>(size);
     last_write_ = Clock::now();
   }

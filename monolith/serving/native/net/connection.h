@@ -13,6 +13,7 @@
 
 #include "monolith/serving/native/net/event_loop.h"
 #include "monolith/serving/native/net/file_descriptor.h"
+#include "monolith/serving/native/net/read_pace.h"
 #include "monolith/serving/native/net/stream_cipher.h"
 
 namespace monolith {
@@ -70,6 +71,8 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   // Whether output waits for the peer, and since when nothing could be written.
   bool output_waits() const { return written_ < output_.size(); }
   Clock::time_point last_write() const { return last_write_; }
+  // Whether the peer takes output, but too slowly.
+  bool reads_too_slowly(Clock::time_point now) const { return pace_.IsTooSlow(now); }
 
  private:
   void Read();
@@ -91,6 +94,7 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   bool close_when_written_ = false;
   bool input_ended_ = false;
   Clock::time_point last_write_ = Clock::now();
+  ReadPace pace_;
 };
 
 }  // namespace serving

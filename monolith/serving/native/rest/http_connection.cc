@@ -121,7 +121,8 @@ void HttpConnection::OnTick(Clock::time_point now) {
       began && !parser_.in_body() && now - request_start_ > limits_.header_timeout;
   const bool body_late = parser_.in_body() && (now - last_read_ > limits_.stall_timeout ||
                                                now - request_start_ > limits_.request_timeout);
-  const bool unread = output_waits() && now - last_write() > limits_.stall_timeout;
+  const bool unread =
+      reads_too_slowly(now) || (output_waits() && now - last_write() > limits_.stall_timeout);
   const bool idle = !began && now - last_read_ > limits_.idle_timeout;
   if (header_late || body_late || unread || idle) Close();
 }
