@@ -310,8 +310,10 @@ def check_columns(columns: Mapping[str, Column]) -> None:
 
   Raises:
     ValueError: there are none.
-    TypeError: one is none.
+    TypeError: one is none, or they have no names.
   """
+  if not isinstance(columns, Mapping):
+    raise TypeError(f"columns is a {type(columns).__name__}, want a mapping of fields to columns")
   if not columns:
     raise ValueError("columns is empty, want a column for each field to read")
   for name, column in columns.items():
@@ -320,7 +322,9 @@ def check_columns(columns: Mapping[str, Column]) -> None:
 
 
 def _check_boundaries(boundaries: Sequence[float]) -> None:
-  if len(boundaries) == 0 or any(a >= b for a, b in zip(boundaries, boundaries[1:])):
+  ascend = all(a < b for a, b in zip(boundaries, boundaries[1:]))
+  # Of one that is NaN alone, no comparison tells.
+  if len(boundaries) == 0 or not ascend or boundaries[0] != boundaries[0]:
     raise ValueError(f"boundaries are {list(boundaries)}, want numbers that ascend")
 
 

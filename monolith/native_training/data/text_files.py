@@ -37,6 +37,7 @@ _GZIP = r"(?i).*\.gz"
 _ROWS_PER_FILE = 2**40  # what the place of a row leaves room for
 _BLOCK_ROWS = 1024  # numbered together
 _MAX_TRACED = 16
+_HEADER_BYTES = 16 << 10  # read at a time, until there is a line
 
 
 def csv(
@@ -370,8 +371,8 @@ def _check_arrangement(
   if epochs is not None and epochs < 1:
     raise ValueError(f"epochs is {epochs}, want at least 1, or None for again and again")
   if shard is not None:
-    index, count = shard
-    if not 0 <= index < count:
+    is_pair = isinstance(shard, (tuple, list)) and len(shard) == 2
+    if not is_pair or not 0 <= shard[0] < shard[1]:
       raise ValueError(f"shard is {shard}, want (i, n) with 0 <= i < n")
 
 
@@ -522,22 +523,38 @@ def _read_header(paths: list[str], separator: str, quotes: bool) -> tuple[list[s
   return fields, lines
 
 
+def _first_line_of(file: tf.io.gfile.GFile) -> bytes:
+  """Returns the first line with its carriage returns, which TensorFlow's `readline` leaves out."""
+  content = b""
+  while b"\n" not in content:
+    part = file.read(_HEADER_BYTES)
+    if not part:
+      break
+    content += part
+  return content.partition(b"\n")[0]
+
+
 def _header_of(path: str) -> str:
   import gzip
   import zlib
 
+  if tf.io.gfile.isdir(path):
+    raise ValueError(f"{path} is a folder, want files: {os.path.join(path, '*.csv')!r}")
   with tf.io.gfile.GFile(path, "rb") as file:
-    stream = gzip.open(file) if re.fullmatch(_GZIP, path) else file
     try:
-      line = stream.readline().decode("utf-8-sig").rstrip("\r\n")
+      first = gzip.open(file).readline() if re.fullmatch(_GZIP, path) else _first_line_of(file)
+      line = first.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
       raise ValueError(f"{path}:1: the header is not UTF-8 text: {error}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
       raise tf.errors.DataLossError(
         None, None, f"{path}:1: torn or corrupt gzip data: {error}"
       ) from error
+  if "\r" in line:
+    raise ValueError(
+      f"{path}:1: a carriage return is inside of the header: lines must end in a line feed, with a "
+      "carriage return before it or none"
+    )
   if not line:
-    if tf.io.gfile.isdir(path):
-      raise ValueError(f"{path} is a folder, want files: {os.path.join(path, '*.csv')!r}")
     raise ValueError(f"{path} has no header: its first line is empty")
   return line

@@ -385,6 +385,19 @@ class ReadersTest(absltest.TestCase):
     self.assertEqual(ids.numpy().tolist(), [-2, 0, 1, 2, 21, 84])
     self.assertEqual(data.bucketize([[0.5, 1.0]], [1.0]).numpy().tolist(), [[0, 1]])
 
+  def test_arguments_that_are_none(self):
+    path = self._write(_CSV)
+    with self.assertRaisesRegex(TypeError, "columns is a list, want a mapping"):
+      data.csv(path, ["user"], 8)
+    with self.assertRaisesRegex(ValueError, "shard is 3, want"):
+      data.csv(path, _COLUMNS, 8, shard=3)
+    for boundaries in ([math.nan], [1, math.nan, 3]):
+      with self.assertRaisesRegex(ValueError, "want numbers that ascend"):
+        data.Buckets(boundaries)
+    # Read as one line, it would have no rows.
+    with self.assertRaisesRegex(ValueError, "a.csv:1: a carriage return is inside of the header"):
+      data.csv(self._write("a,b\r1,2\r"), {"a": data.Number()}, 8)
+
   def test_criteo(self):
     numbers = ["100"] + [""] * 11 + ["-1"]
     row = "\t".join(["1", *numbers, "68fd1e64", *[""] * 25])
