@@ -2,7 +2,7 @@
 // index.
 #include <algorithm>
 
-#include "monolith/native_training/runtime/gpu/table_write.h"
+#include "monolith/native_training/runtime/gpu/table_kinds.h"
 
 namespace monolith {
 namespace gpu {

@@ -1,5 +1,5 @@
 // The first half of a write: finds the ids of a batch and steps the rows that are there.
-#include "monolith/native_training/runtime/gpu/table_write.h"
+#include "monolith/native_training/runtime/gpu/table_kinds.h"
 
 namespace monolith {
 namespace gpu {
