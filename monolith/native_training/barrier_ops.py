@@ -215,8 +215,10 @@ class BarrierHook(tf.compat.v1.train.SessionRunHook):
 
   def before_run(
     self, run_context: tf.compat.v1.train.SessionRunContext
-  ) -> tf.compat.v1.train.SessionRunArgs:
+  ) -> tf.compat.v1.train.SessionRunArgs | None:
     del run_context
+    if self._index == 0:
+      return None  # A server would send the answer.
     return tf.compat.v1.train.SessionRunArgs(self._barrier_op.barrier_placed_tensor)
 
   def after_run(
@@ -224,5 +226,5 @@ class BarrierHook(tf.compat.v1.train.SessionRunHook):
     run_context: tf.compat.v1.train.SessionRunContext,
     run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
-    if run_values.results and self._index > 0:
+    if run_values.results:
       self._barrier_op.wait_until_barrier_removed(run_context.session, self._index)

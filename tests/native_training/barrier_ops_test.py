@@ -1,6 +1,7 @@
 """The barrier: placed by one thread, waited for by another."""
 
 import threading
+from unittest import mock
 
 import tensorflow as tf
 from tensorflow.python.training import monitored_session
@@ -97,6 +98,7 @@ class BarrierOpsTest(tf.test.TestCase):
         hooked.run(train_op)
 
       self.assertEqual(session.run(global_step), 3)
+      self.assertIsNone(hook.before_run(mock.Mock()))  # nor asks, which would be a message
 
   def test_methods_work_on_a_finalized_graph(self):
     barrier_op = barrier_ops.BarrierOp(3, wait_seconds=0.01)

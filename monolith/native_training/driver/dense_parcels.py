@@ -4,7 +4,8 @@ A model on servers reads each of its variables from one of them, and sends each 
 messages for a variable in every step, most of them small. Once its graph is built, `combine` lets
 the reads of a server's variables, as far as the step computes with them, come as one parcel, and
 what its optimizers take from this process go as another one. What is computed is the same. A
-variable is read when the step begins, as before, and all of them before the first is used.
+variable is read when the step begins, as before, and all of them before the first is used. Hooks
+that ask for the global step with every step get it from the parcel that has it for the step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import collections
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.training import training_util
 
 from monolith.native_training import utils
 from monolith.native_training.tables import parcels
@@ -76,6 +78,19 @@ def _combine_reads(step: set[tf.Operation]) -> None:
       for read, tensor in zip(reads, received):
         for consumer in _consumers(read, step - initializers):
           _replace_input(consumer, read, tensor)
+        _tell_hooks(read, tensor)
+
+
+def _tell_hooks(read: tf.Tensor, tensor: tf.Tensor) -> None:
+  """Lets hooks have the global step from a parcel, if `read` is its value."""
+  for told in tf.compat.v1.get_collection(training_util.GLOBAL_STEP_READ_KEY):
+    source = told.op.inputs[0] if told.op.type == "Identity" else None
+    if (
+      source is not None
+      and source.op.type == "ReadVariableOp"
+      and source.op.inputs[0] is read.op.inputs[0]
+    ):
+      _replace_input(told.op, source, tensor)
 
 
 def _consumers(read: tf.Tensor, ops: set[tf.Operation]) -> list[tf.Operation]:

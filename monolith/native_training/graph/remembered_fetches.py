@@ -3,10 +3,14 @@
 `Session.run` makes a flat list of its fetches anew in every run. For those of a dozen hooks that
 takes Python a third of a millisecond: as long as the ops of a small step, and time in which many
 cores wait.
+
+A session over several processes is also asked for what is joined, not for the op that joins it: an
+op of one process that waits for one of another costs a message.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -51,10 +55,56 @@ class _RememberingRun:
         return self._run(fetches)
       if len(self._callables) >= _MAX_REMEMBERED:
         self._callables.clear()
-      remembered = (fetches, self._session.make_callable(fetches))
+      remembered = (fetches, self._make_callable(fetches))
       self._callables[key] = remembered
     # As `run` does it, so that errors name the op, and where it was made.
     return self._session._do_call(remembered[1])
+
+  def _make_callable(self, fetches: Any) -> Callable[[], Any]:
+    if os.environ.get("MONOLITH_X_INLINE", "0") == "1":  # EXPERIMENT
+      options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
+      call = self._session.make_callable(fetches, accept_options=True)
+      return lambda: call(options=options)
+    if not self._session._target:  # All is in this process.
+      return self._session.make_callable(fetches)
+    more: list[tf.Operation] = []
+    run = self._session.make_callable([_without_joins(fetches, more), more])
+    return lambda: run()[0]
+
+
+def _without_joins(fetches: Any, more: list[tf.Operation]) -> Any:
+  """Returns fetches of the same structure, in which an op that joins others is one of these.
+
+  Args:
+    fetches: what a session may run.
+    more: the others are added to it.
+  """
+  if type(fetches) in (list, tuple):
+    return type(fetches)(_without_joins(fetch, more) for fetch in fetches)
+  if type(fetches) is dict:
+    return {key: _without_joins(fetch, more) for key, fetch in fetches.items()}
+  if not isinstance(fetches, tf.Operation):
+    return fetches
+  joined = _joined_ops(fetches)
+  if not joined:
+    return fetches
+  more += joined[1:]
+  return joined[0]
+
+
+def _joined_ops(op: tf.Operation) -> list[tf.Operation]:
+  """Returns what an op waits for that does nothing else, directly or through more such ops."""
+  joined: dict[tf.Operation, None] = {}
+  pending, seen = [op], {op}
+  while pending:
+    op = pending.pop()
+    if op.type != "NoOp":
+      joined[op] = None
+      continue
+    new = [other for other in op.control_inputs if other not in seen]
+    seen.update(new)
+    pending += new
+  return list(joined)
 
 
 def _is_set(options: Any) -> bool:

@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.training import training_util
 
 from monolith.native_training import utils
 from monolith.native_training.driver import dense_parcels
@@ -101,6 +102,24 @@ class DenseParcelsTest(tf.test.TestCase):
     for i in range(1, 4):
       session.run(train_op)
       self.assertAllClose(session.run(variables), [[v * 0.5**i] for v in (1, 10, 2, 20)])
+
+  def test_hooks_have_the_global_step_from_the_step_s_parcel(self):
+    with tf.Graph().as_default(), tf.device(_WORKER):
+      with tf.device(_SERVERS[0]):
+        step = tf.compat.v1.train.create_global_step()
+      told = tf.identity(step._as_graph_element(), "global_step_read")
+      tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, told)
+      variables = self.make_variables([[1.0], [10.0], [2.0], [20.0]])
+      rate = 1.0 / (2.0 + tf.cast(step, tf.float32))
+      loss = tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
+      train_op = tf.compat.v1.train.GradientDescentOptimizer(rate).minimize(loss, step)
+      both = tf.group(train_op, told)
+      self.assertEqual(_messages(both)[_FROM], 4)
+      dense_parcels.combine(train_op)
+      self.assertEqual(_messages(both)[_FROM], 1)
+      session = self.session()
+      self.assertEqual([session.run([told, train_op])[0] for _ in range(3)], [0, 1, 2])
+      self.assertEqual(session.run([told, step]), [3, 3])
 
   def test_an_optimizer_that_waits_for_another_one_is_left_alone(self):
     variables = self.make_variables([[1.0], [10.0], [2.0], [20.0]])

@@ -5,6 +5,7 @@ from unittest import mock
 
 import tensorflow as tf
 
+from monolith.native_training import test_utils
 from monolith.native_training.graph import remembered_fetches
 
 tf.compat.v1.disable_eager_execution()
@@ -91,6 +92,30 @@ class RememberFetchesHookTest(tf.test.TestCase):
         self.assertEqual([session.run(three) for _ in range(4)], [3] * 4)
 
     self.assertEqual(hook.seen, [None, {"seven": 7}, None, {"seven": 7}])
+
+  def test_what_other_processes_have_done_is_not_joined_by_a_message(self):
+    servers, config = test_utils.create_test_ps_cluster(2)
+    with tf.Graph().as_default():
+      with tf.device("/job:ps/task:1"):
+        counts = [tf.compat.v1.get_variable(f"c{i}", [], tf.int64) for i in range(3)]
+        values = [count.read_value() for count in counts]
+        adds = [count.assign_add(1).op for count in counts]
+      inner = tf.group(adds[1], adds[2], name="inner")
+      joined, empty, three = tf.group(adds[0], inner, name="outer"), tf.no_op(), tf.constant(3)
+      creator = tf.compat.v1.train.ChiefSessionCreator(master=servers[0].target, config=config)
+      hook = remembered_fetches.RememberFetchesHook()
+      with tf.compat.v1.train.MonitoredSession(creator, hooks=[hook]) as session:
+        raw = session._tf_sess()
+        before = session.run(values)
+        with mock.patch.object(raw, "make_callable", wraps=raw.make_callable) as make:
+          for _ in range(2):
+            results = session.run({"step": joined, "more": (empty, [three])})
+            self.assertEqual(results, {"step": None, "more": (None, [3])})
+        self.assertEqual(session.run(values), [value + 2 for value in before])
+    self.assertEqual(make.call_count, 1)
+    fetched = set(tf.nest.flatten(make.call_args[0]))
+    self.assertTrue(fetched.issuperset([*adds, empty]))
+    self.assertTrue(fetched.isdisjoint([joined, inner]))
 
   def test_an_error_names_its_op(self):
     with tf.Graph().as_default():
