@@ -95,6 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
   if given.hosts and not (ssh and shutil.which(ssh[0])):
     parser.error(f"--ssh is {given.ssh!r}, want a program that is installed here")
   log_dir = given.log_dir or tempfile.mkdtemp(prefix="monolith_launch_")
+  try:
+    os.makedirs(log_dir, exist_ok=True)
+  except OSError as error:
+    parser.error(f"--log_dir is {log_dir!r}, which cannot be made: {error.strerror}")
   options = supervisor.Options(
     program=(sys.executable, *(["-m"] if given.module else []), *given.program),
     log_dir=pathlib.Path(log_dir),

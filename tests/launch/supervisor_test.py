@@ -324,6 +324,7 @@ class LaunchTest(unittest.TestCase):
       (["--grace_seconds=nan", __file__], "must not be negative"),
       (["--hosts=a", "--ssh=/no/ssh -v", __file__], "--ssh is '/no/ssh -v', want a program"),
       (["--hosts=a", "--ssh='", __file__], "No closing quotation"),
+      ([f"--log_dir={__file__}/x", __file__], "which cannot be made: Not a directory"),
     ):
       with self.subTest(arguments=arguments):
         done = subprocess.run(
