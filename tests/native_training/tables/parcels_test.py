@@ -1,8 +1,5 @@
 """Tensors that travel together, also through memory that two processes share."""
 
-import glob
-import os
-
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -10,22 +7,12 @@ from absl.testing import parameterized
 from monolith.native_training import test_utils
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from monolith.native_training.tables import parcels
+from tests.native_training.tables.parcel_segments import in_shared_memory, num_segments
 
 tf.compat.v1.disable_eager_execution()
 
 _LARGE = 50_000  # floats, far beyond the bytes that are left in shared memory
 _SERVER = "/job:ps/task:1/device:CPU:0"
-
-
-def _num_segments():
-  """Returns how many segments this process holds."""
-  links = []
-  for path in glob.glob("/proc/self/fd/*"):
-    try:
-      links.append(os.readlink(path))
-    except OSError:
-      continue  # that of the search itself
-  return sum("monolith_parcel" in link for link in links)
 
 
 class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
@@ -75,7 +62,7 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(sizes, [16 + _LARGE // 2, 16, 16, 16])
       small = session.run([size, total], {tensor: np.ones(100, np.float32)})[0]
       self.assertEqual(small, 16 + 56)
-      self.assertEqual(_num_segments(), 2)  # the one that asks, and one that is used again
+      self.assertEqual(num_segments(), 2)  # the one that asks, and one that is used again
 
   def test_what_is_still_in_use_is_not_written_over(self):
     tensor = tf.compat.v1.placeholder(tf.float32, [_LARGE])
@@ -112,7 +99,7 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
       lost = [session.run(parcel, feed) for _ in range(40)]
       self.assertLen(lost[0], 16)
       self.assertLen(lost[-1], 16 + _LARGE // 2)
-      self.assertLessEqual(_num_segments(), 33)
+      self.assertLessEqual(num_segments(), 33)
       self.assertAllEqual(session.run(unpacked, feed), feed[tensor])
 
   def test_no_file_stays_open_for_a_receiver_elsewhere(self):
@@ -122,10 +109,10 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
     with tf.compat.v1.Session() as session:
       feed = {tensor: np.ones(_LARGE, np.float32)}
       first = session.run(parcel, feed)
-      self.assertEqual(_num_segments(), 1)
+      self.assertEqual(num_segments(), 1)
       for _ in range(70):
         self.assertLen(session.run(parcel, feed), 16 + _LARGE // 2)
-      self.assertEqual(_num_segments(), 0)
+      self.assertEqual(num_segments(), 0)
       self.assertAllEqual(session.run(unpacked, {parcel: first}), feed[tensor])
 
   def test_a_parcel_is_opened_once(self):
@@ -148,10 +135,56 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
     with tf.compat.v1.Session() as session:
       session.run(unpacked, feed)
       kept = session.run(parcel, feed)
-    self.assertEqual(_num_segments(), 0)
+    self.assertEqual(num_segments(), 0)
     with tf.compat.v1.Session() as session:
       with self.assertRaisesRegex(tf.errors.AbortedError, "memory /proc/"):
         session.run(unpacked, {parcel: kept})
+
+  def test_what_lies_in_shared_memory_is_not_copied(self):
+    fed = tf.compat.v1.placeholder(tf.float32, [None])
+    tensor = in_shared_memory(fed)
+    parcel = parcels.pack([tensor, tf.constant(5)])
+    unpacked = parcels.unpack(parcel, [tensor, tf.constant(5)])
+    again = tf.identity(tensor)
+    with tf.compat.v1.Session() as session:
+      held = []
+      for size in (_LARGE, _LARGE, 2 * _LARGE, _LARGE, 2 * _LARGE):
+        value = np.arange(size, dtype=np.float32)
+        feed = {fed: value}
+        kept, same, (found, five) = session.run([parcel, again, unpacked], feed)
+        self.assertAllEqual(same, value)
+        self.assertAllEqual(found, value)
+        self.assertEqual(five, 5)
+        held.append(num_segments())
+      # A header with a second ticket, and the other tensor.
+      self.assertLen(kept, 24 + 8)
+      self.assertEqual(held[-1], held[-3])
+      small = session.run(unpacked, {fed: np.ones(3, np.float32)})
+      self.assertAllEqual(small[0], [1, 1, 1])
+
+  def test_shared_memory_is_used_again_only_when_both_ends_are_done(self):
+    fed = tf.compat.v1.placeholder(tf.float32, [_LARGE])
+    tensor = in_shared_memory(fed)
+    tensor.set_shape([_LARGE])
+    [unpacked] = parcels.unpack(parcels.pack([tensor]), [tensor])
+    queue = tf.queue.FIFOQueue(10, [tf.float32] * 2, [[_LARGE]] * 2)
+    put = queue.enqueue([tensor, unpacked])
+    get = queue.dequeue()
+    with tf.compat.v1.Session() as session:
+      for i in range(8):
+        session.run(put, {fed: np.full(_LARGE, i, np.float32)})
+      for i in range(8):
+        for value in session.run(get):
+          self.assertAllEqual(np.unique(value), [i])
+
+  def test_what_is_sent_to_two_receivers_is_copied_for_one(self):
+    fed = tf.compat.v1.placeholder(tf.float32, [None])
+    tensor = in_shared_memory(fed)
+    results = [parcels.unpack(parcels.pack([tensor]), [tensor])[0] for _ in range(2)]
+    with tf.compat.v1.Session() as session:
+      for i in range(4):
+        for found in session.run(results, {fed: np.full(_LARGE, i, np.float32)}):
+          self.assertAllEqual(np.unique(found), [i])
 
   def test_bad_parcels(self):
     like = [tf.constant([[1.0, 2.0]]), tf.constant(3, tf.int64)]
@@ -179,7 +212,7 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
       check("has not written", put(0, 1))
       check("number of tensors in parcel is 3, want length of T = 2", put(1, 3))
       check("size of parcel is", lambda bad: bad[:-1])
-      check("tensor 0 of parcel is missing", lambda bad: bad[:9])
+      check("tensor 0 of parcel is missing", lambda bad: bad[:10])
       check("dtype 2, want 1", put(8, 2))
       for rank in (-1, 9, 2**62):
         check(f"rank of tensor 0 of parcel is {rank}", put(9, rank))
@@ -187,6 +220,7 @@ class ParcelsTest(tf.test.TestCase, parameterized.TestCase):
       check("want|overflow|negative|size", put(10, -1))
       check("ends within|missing|rank", lambda bad: bad[:13])
       check("ticket has pid", put(2, 1))
+      check("ticket has pid", put(15, 1))
 
   def test_sizes_beyond_all_bounds(self):
     parcel = tf.compat.v1.placeholder(tf.int64, [None])

@@ -4,16 +4,17 @@
 // 0.2 ms of CPU time of both together, and 2 ns for each byte, most of it for copies. So what goes
 // the same way at the same time goes as one tensor, the parcel:
 //
-//   magic | number of tensors | where | ticket | dtype, rank, sizes of each tensor | padding | data
+//   magic | number of tensors | where | ticket | tensor | tensor | ... | padding | data
+//                                                tensor:  dtype, rank, sizes, where, [ticket]
 //
 // Where both processes are on one machine, a parcel that is large has no data: they lie in a
 // segment of shared memory, of which the ticket tells, and the unpacked tensors are views of it.
+// Tensors that were made in such memory stay in segments of their own.
 // Whether the receiver can reach such memory, only it can tell. So the first large parcel of a
 // kernel travels whole, with the ticket of an empty segment; a receiver that can opens it, which
 // the sender sees in the segment itself.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -27,6 +28,7 @@
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/output_shape.h"
+#include "monolith/native_training/runtime/ops/support/shared_tensors.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -46,12 +48,11 @@ using shape_inference::InferenceContext;
 
 constexpr int64_t kMagic = 0x4d4c5041524345;  // "MLPARCE"
 constexpr int64_t kInTensor = 0, kInSegment = 1;
-constexpr int64_t kFixedWords = 8;  // magic, number of tensors, where, ticket
+constexpr int64_t kTicketWords = 5;
+constexpr int64_t kFixedWords = 3 + kTicketWords;
 constexpr int64_t kAlignment = 64;  // views that kernels of TensorFlow take have to be aligned
 constexpr int64_t kWord = sizeof(int64_t);
 constexpr int64_t kMaxRank = 8;
-// A smaller parcel costs its call and little else.
-constexpr int64_t kMinSharedBytes = 1 << 15;
 constexpr int64_t kMinSegmentBytes = 1 << 16;
 // Those that are under way. With more, somebody opens none.
 constexpr size_t kMaxSegments = 32;
@@ -61,12 +62,14 @@ constexpr int kMaxUnanswered = 64;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-bool MaySegmentsBeUsed() {
-  static const bool may = [] {
-    const char* const value = std::getenv("MONOLITH_SHARED_MEMORY");
-    return value == nullptr || std::strcmp(value, "0") != 0;
-  }();
-  return may;
+void WriteTicket(const SegmentTicket& ticket, int64_t* to) {
+  const int64_t words[] = {ticket.pid, ticket.fd, ticket.nonce, ticket.turn, ticket.size};
+  static_assert(sizeof(words) == kTicketWords * kWord);
+  std::copy_n(words, kTicketWords, to);
+}
+
+SegmentTicket ReadTicket(const int64_t* words) {
+  return {words[0], words[1], words[2], words[3], words[4]};
 }
 
 Status CheckTypes(const DataTypeVector& types) {
@@ -89,18 +92,21 @@ class PackParcelOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const int n = ctx->num_inputs();
+    SegmentTicket ticket;
+    const bool is_near = CanReceiverRead(ctx, &ticket);
+    std::vector<Place> places(n);
     int64_t words = kFixedWords, bytes = 0;
     for (int i = 0; i < n; ++i) {
       OP_REQUIRES_OK(ctx, CheckCount(strings::StrCat("rank of tensors[", i, "]"),
                                      ctx->input(i).dims(), 0, kMaxRank));
-      words += 2 + ctx->input(i).dims();
-      bytes += Aligned(ctx->input(i).TotalBytes());
+      places[i].is_own = is_near && SendShared(ctx->input(i), &places[i].ticket);
+      words += 3 + ctx->input(i).dims() + (places[i].is_own ? kTicketWords : 0);
+      if (!places[i].is_own) bytes += Aligned(ctx->input(i).TotalBytes());
     }
     words = Aligned(words * kWord) / kWord;
 
-    SegmentTicket ticket;
     std::unique_ptr<Segment> segment;
-    if (bytes >= kMinSharedBytes && MaySegmentsBeUsed()) segment = TakeSegment(bytes, &ticket);
+    if (bytes >= kMinSharedBytes && is_near) segment = TakeSegment(bytes);
     const bool is_shared = segment != nullptr;
 
     Tensor* parcel = nullptr;
@@ -113,39 +119,59 @@ class PackParcelOp : public OpKernel {
       *next++ = tensor.dtype();
       *next++ = tensor.dims();
       for (int d = 0; d < tensor.dims(); ++d) *next++ = tensor.dim_size(d);
+      *next++ = places[i].is_own;
+      if (places[i].is_own) {
+        WriteTicket(places[i].ticket, next);
+        next += kTicketWords;
+      }
     }
-    Copy(ctx, is_shared ? segment->data() : reinterpret_cast<char*>(header + words));
+    Copy(ctx, places, is_shared ? segment->data() : reinterpret_cast<char*>(header + words));
     if (is_shared) {
       ticket = segment->Send(bytes);
       mutex_lock lock(mutex_);
       segments_.push_back(std::move(segment));
       --num_taken_;
     }
-    const int64_t fixed[] = {kMagic,      n,          is_shared ? kInSegment : kInTensor,
-                             ticket.pid,  ticket.fd,  ticket.nonce,
-                             ticket.turn, ticket.size};
-    static_assert(sizeof(fixed) == kFixedWords * kWord);
-    std::copy_n(fixed, kFixedWords, header);
+    header[0] = kMagic;
+    header[1] = n;
+    header[2] = is_shared ? kInSegment : kInTensor;
+    WriteTicket(ticket, header + 3);
   }
 
  private:
-  // Returns a free segment of that size. Null: the parcel travels whole, with `ticket`.
-  std::unique_ptr<Segment> TakeSegment(int64_t bytes, SegmentTicket* ticket) {
+  // Where a tensor of the parcel is.
+  struct Place {
+    bool is_own = false;  // in a segment of its own, of which the ticket tells
+    SegmentTicket ticket;
+  };
+
+  // Whether the receiver has told that it reads this process's memory. If nobody knows yet, and the
+  // parcel is large, `ticket` becomes one by which it can tell.
+  bool CanReceiverRead(OpKernelContext* ctx, SegmentTicket* ticket) {
+    if (!MayMemoryBeShared()) return false;
+    int64_t bytes = 0;
+    for (int i = 0; i < ctx->num_inputs(); ++i) bytes += ctx->input(i).TotalBytes();
+    if (bytes < kMinSharedBytes) return false;
     mutex_lock lock(mutex_);
-    if (is_far_) return nullptr;
+    if (is_far_) return false;
     if (probe_ == nullptr) {
       probe_ = Segment::Create(0);
       is_far_ = probe_ == nullptr;
       if (probe_ != nullptr) *ticket = probe_->Send(0);
-      return nullptr;
+      return false;
     }
-    if (!probe_->IsFree()) {
-      if (++num_unanswered_ < kMaxUnanswered) return nullptr;
+    if (probe_->IsFree()) return true;
+    if (++num_unanswered_ >= kMaxUnanswered) {
       // A worker of many servers would run out of files.
       is_far_ = true;
       probe_.reset();
-      return nullptr;
     }
+    return false;
+  }
+
+  // Returns a free segment of that size. Null: the parcel travels whole.
+  std::unique_ptr<Segment> TakeSegment(int64_t bytes) {
+    mutex_lock lock(mutex_);
     for (auto it = segments_.begin(); it != segments_.end();) {
       if (!(*it)->IsFree()) {
         ++it;
@@ -167,7 +193,8 @@ class PackParcelOp : public OpKernel {
     return created;
   }
 
-  static void Copy(OpKernelContext* ctx, char* to) {
+  // Copies the tensors that have no place of their own.
+  static void Copy(OpKernelContext* ctx, const std::vector<Place>& places, char* to) {
     struct Piece {
       const char* from;
       char* to;
@@ -175,6 +202,7 @@ class PackParcelOp : public OpKernel {
     };
     std::vector<Piece> pieces;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
+      if (places[i].is_own) continue;
       const Tensor& tensor = ctx->input(i);
       const int64_t size = tensor.TotalBytes();
       const char* const from = static_cast<const char*>(tensor.data());
@@ -239,23 +267,15 @@ class UnpackParcelOp : public OpKernel {
                                         " elements that MonolithPackParcel has not written"));
     OP_REQUIRES_OK(ctx, CheckEqual("number of tensors in parcel", header[1], "length of T",
                                    static_cast<int64_t>(types_.size())));
-    std::vector<TensorShape> shapes;
+    std::vector<Part> parts;
     int64_t words = 0, bytes = 0;
-    OP_REQUIRES_OK(ctx, ReadShapes(header, size, &shapes, &words, &bytes));
+    OP_REQUIRES_OK(ctx, ReadParts(header, size, &parts, &words, &bytes));
 
-    const SegmentTicket ticket{header[3], header[4], header[5], header[6], header[7]};
+    const SegmentTicket ticket = ReadTicket(header + 3);
     std::shared_ptr<const void> owner;
     char* data = nullptr;
     if (header[2] == kInSegment) {
-      std::unique_ptr<SegmentView> view;
-      Status opened = FromEngine(OpenSegment(ticket, &view));
-      // TensorFlow takes no other op's word for it that a process is gone, and workers make a new
-      // session after this error: its kernels begin with parcels that travel whole.
-      if (errors::IsUnavailable(opened)) opened = errors::Aborted(opened.message());
-      OP_REQUIRES_OK(ctx, opened);
-      OP_REQUIRES_OK(ctx, CheckEqual("size of the segment", view->size(), "size of data", bytes));
-      data = view->data();
-      owner = std::move(view);
+      OP_REQUIRES_OK(ctx, Open(ticket, bytes, &owner, &data));
     } else {
       OP_REQUIRES_OK(ctx, CheckEqual("size of parcel", size, "size of header and data",
                                      words + bytes / kWord));
@@ -275,44 +295,80 @@ class UnpackParcelOp : public OpKernel {
       owner = std::move(holder);
     }
     for (size_t i = 0; i < types_.size(); ++i) {
-      const int64_t length = shapes[i].num_elements() * DataTypeSize(types_[i]);
-      core::RefCountPtr<TensorBuffer> buffer(new PartBuffer(data, length, owner));
-      ctx->set_output(static_cast<int>(i), Tensor(types_[i], shapes[i], buffer.get()));
-      data += Aligned(length);
+      std::shared_ptr<const void> own_owner;
+      char* own_data = nullptr;
+      if (parts[i].is_own) {
+        OP_REQUIRES_OK(ctx, Open(parts[i].ticket, parts[i].length, &own_owner, &own_data));
+      }
+      core::RefCountPtr<TensorBuffer> buffer(
+          parts[i].is_own ? new PartBuffer(own_data, parts[i].length, std::move(own_owner))
+                          : new PartBuffer(data, parts[i].length, owner));
+      ctx->set_output(static_cast<int>(i), Tensor(types_[i], parts[i].shape, buffer.get()));
+      if (!parts[i].is_own) data += Aligned(parts[i].length);
     }
   }
 
  private:
-  // Reads the shapes of all tensors; `words` is the size of the header, `bytes` that of the data.
-  Status ReadShapes(const int64_t* header, int64_t size, std::vector<TensorShape>* shapes,
-                    int64_t* words, int64_t* bytes) const {
+  // Tells of one tensor in a parcel.
+  struct Part {
+    TensorShape shape;
+    int64_t length;  // bytes
+    bool is_own;     // in a segment of its own, of which the ticket tells
+    SegmentTicket ticket;
+  };
+
+  // Opens a segment of `bytes`. It stays as it is while somebody has `owner`.
+  static Status Open(const SegmentTicket& ticket, int64_t bytes, std::shared_ptr<const void>* owner,
+                     char** data) {
+    std::unique_ptr<SegmentView> view;
+    Status opened = FromEngine(OpenSegment(ticket, &view));
+    // TensorFlow takes no other op's word for it that a process is gone, and workers make a new
+    // session after this error: its kernels begin with parcels that travel whole.
+    if (errors::IsUnavailable(opened)) opened = errors::Aborted(opened.message());
+    TF_RETURN_IF_ERROR(opened);
+    TF_RETURN_IF_ERROR(CheckEqual("size of the segment", view->size(), "size of data", bytes));
+    *data = view->data();
+    *owner = std::move(view);
+    return OkStatus();
+  }
+
+  // Reads what is told of all tensors; `words` is the size of the header, `bytes` that of the data
+  // of tensors that have no segment of their own.
+  Status ReadParts(const int64_t* header, int64_t size, std::vector<Part>* parts, int64_t* words,
+                   int64_t* bytes) const {
     int64_t at = kFixedWords;
     for (size_t i = 0; i < types_.size(); ++i) {
       const std::string name = strings::StrCat("tensor ", i, " of parcel");
-      if (size - at < 2) return errors::InvalidArgument(name, " is missing");
+      if (size - at < 3) return errors::InvalidArgument(name, " is missing");
       if (header[at] != types_[i]) {
         return errors::InvalidArgument(name, " has dtype ", header[at], ", want ", types_[i], " (",
                                        DataTypeString(types_[i]), ")");
       }
       const int64_t rank = header[at + 1];
       TF_RETURN_IF_ERROR(CheckCount(strings::StrCat("rank of ", name), rank, 0,
-                                    std::min<int64_t>(kMaxRank, size - at - 2)));
-      TensorShape shape;
+                                    std::min<int64_t>(kMaxRank, size - at - 3)));
+      Part part;
       TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(
-          gtl::ArraySlice<int64_t>(header + at + 2, static_cast<size_t>(rank)), &shape));
-      if (!shapes_[i].IsCompatibleWith(shape)) {
-        return errors::InvalidArgument(name, " has shape ", shape.DebugString(), ", want ",
+          gtl::ArraySlice<int64_t>(header + at + 2, static_cast<size_t>(rank)), &part.shape));
+      if (!shapes_[i].IsCompatibleWith(part.shape)) {
+        return errors::InvalidArgument(name, " has shape ", part.shape.DebugString(), ", want ",
                                        shapes_[i].DebugString());
       }
-      int64_t length = 0;
-      TF_RETURN_IF_ERROR(MultiplySizes(strings::StrCat("size of ", name), shape.num_elements(),
-                                       DataTypeSize(types_[i]), &length));
-      if (length > std::numeric_limits<int64_t>::max() - kAlignment - *bytes) {
-        return errors::InvalidArgument(name, " has ", length, " bytes: too large");
-      }
-      *bytes += Aligned(length);
+      TF_RETURN_IF_ERROR(MultiplySizes(strings::StrCat("size of ", name), part.shape.num_elements(),
+                                       DataTypeSize(types_[i]), &part.length));
       at += 2 + rank;
-      shapes->push_back(shape);
+      part.is_own = header[at++] != 0;
+      if (part.is_own) {
+        if (size - at < kTicketWords) return errors::InvalidArgument(name, " has no ticket");
+        part.ticket = ReadTicket(header + at);
+        at += kTicketWords;
+      } else {
+        if (part.length > std::numeric_limits<int64_t>::max() - kAlignment - *bytes) {
+          return errors::InvalidArgument(name, " has ", part.length, " bytes: too large");
+        }
+        *bytes += Aligned(part.length);
+      }
+      parts->push_back(std::move(part));
     }
     *words = Aligned(at * kWord) / kWord;
     if (*words > size) return errors::InvalidArgument("parcel ends within its header");

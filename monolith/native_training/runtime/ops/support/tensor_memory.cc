@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "monolith/native_training/runtime/ops/support/shared_tensors.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/errors.h"
@@ -91,6 +92,14 @@ Status AllocateOutside(OpKernelContext* ctx, AllocatorAttributes attributes, Dat
 Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
                       Tensor** output) {
   const int number = static_cast<int>(index);
+  if (ctx->op_device_context() == nullptr && WantsSharedOutputs(ctx)) {
+    Tensor shared;
+    if (AllocateShared(ctx->expected_output_dtype(number), shape, &shared)) {
+      ctx->set_output(number, shared);
+      *output = ctx->mutable_output(number);
+      return OkStatus();
+    }
+  }
   std::optional<Tensor> outside;
   TF_RETURN_IF_ERROR(AllocateOutside(ctx, ctx->output_alloc_attr(number),
                                      ctx->expected_output_dtype(number), shape, &outside));

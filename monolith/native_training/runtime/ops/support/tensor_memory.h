@@ -16,7 +16,8 @@ namespace monolith_tf {
 // takes regions from the system, whose sizes are powers of two. Where it gets none it waits for 10
 // seconds, several times while constants are folded, and from then on it asks for no smaller ones,
 // so that tensors of a few megabytes wait and fail too. A large tensor for which there is no region
-// is therefore allocated without it.
+// is therefore allocated without it. Outputs of nodes that are marked so lie in memory that other
+// processes can read, where that can be done (shared_tensors.h).
 Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
                       Tensor** output);
 Status AllocateTemp(OpKernelContext* ctx, DataType dtype, const TensorShape& shape, Tensor* temp);
