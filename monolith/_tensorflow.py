@@ -16,6 +16,8 @@ imported before it is asked for, so that a program without TensorFlow can import
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import types
 from typing import Any
 
@@ -170,6 +172,26 @@ def find_broadcast_hook(horovod: Any) -> type | None:
   return getattr(horovod, "BroadcastGlobalVariablesHook", None)
 
 
+def is_keras_3() -> bool:
+  """Tells whether `tf.keras` is Keras 3.
+
+  Raises:
+    ImportError: TF_USE_LEGACY_KERAS asks for the package `tf_keras`, which is missing.
+  """
+  import tensorflow as tf
+
+  try:
+    layer = tf.keras.layers.Layer
+  except ImportError as e:
+    asked = os.environ.get("TF_USE_LEGACY_KERAS", "")
+    if asked not in ("1", "true", "True") or importlib.util.find_spec("tf_keras"):
+      raise
+    raise ImportError(
+      f"TF_USE_LEGACY_KERAS={asked} asks for Keras 2, which is missing: {_install_tf_keras()}"
+    ) from e
+  return not issubclass(layer, tf.Module)  # those of Keras 2 are
+
+
 def import_keras() -> types.ModuleType:
   """Returns Keras 2, whose layers also work in graphs: `tf.keras`, or the package `tf_keras`.
 
@@ -178,9 +200,7 @@ def import_keras() -> types.ModuleType:
   """
   import tensorflow as tf
 
-  if issubclass(tf.keras.layers.Layer, tf.Module):  # those of Keras 3 are not
-    return tf.keras
-  return _import_tf_keras("tf_keras")
+  return _import_tf_keras("tf_keras") if is_keras_3() else tf.keras
 
 
 def import_keras_v1() -> types.ModuleType:
@@ -200,11 +220,13 @@ def _import_tf_keras(name: str) -> types.ModuleType:
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError as e:
-    minor = ".".join(_install.minor_version_of_tensorflow())
     raise ImportError(
-      "Layers in graphs need Keras 2, and this TensorFlow has Keras 3: "
-      f"pip install 'tf-keras=={minor}.*'"
+      f"Layers in graphs need Keras 2, and this TensorFlow has Keras 3: {_install_tf_keras()}"
     ) from e
+
+
+def _install_tf_keras() -> str:
+  return f"pip install 'tf-keras=={'.'.join(_install.minor_version_of_tensorflow())}.*'"
 
 
 def import_keras_saving(name: str) -> types.ModuleType:

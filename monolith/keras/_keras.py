@@ -15,9 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
+
 keras: Any = tf.keras
-# Layers of Keras 2 are modules of TensorFlow, those of Keras 3 are not.
-IS_KERAS_3: bool = not issubclass(keras.layers.Layer, tf.Module)
+IS_KERAS_3: bool = _tensorflow.is_keras_3()
 
 _INSTEAD = {
   "torch": ", or use the modules of monolith.torch with PyTorch",

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import operator
+import os
 import pathlib
 import re
 import subprocess
@@ -250,6 +251,24 @@ class FunctionsTest(unittest.TestCase):
       minor = ".".join(tf.__version__.split(".")[:2])
       with self.assertRaisesRegex(ImportError, rf"pip install 'tf-keras=={minor}\.\*'$"):
         _tensorflow._import_tf_keras("tf_keras")
+
+  def test_keras_2_that_was_asked_for_is_named(self):
+    # Only a process of its own has not imported the Keras of TensorFlow.
+    program = (
+      "import os, sys\n"
+      "sys.modules['tf_keras'] = sys.modules['keras'] = None\n"
+      "from monolith import _tensorflow\n"
+      "_tensorflow.importlib.util.find_spec = lambda name: None\n"
+      "try:\n  _tensorflow.import_keras()\nexcept ImportError as error:\n  print(error)"
+    )
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    printed = subprocess.run(
+      [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    minor = re.escape(".".join(tf.__version__.split(".")[:2]))
+    self.assertRegex(
+      printed, rf"^TF_USE_LEGACY_KERAS=1 asks for .*: pip install 'tf-keras=={minor}\.\*'\n$"
+    )
 
 
 class PythonTest(unittest.TestCase):
