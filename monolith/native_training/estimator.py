@@ -228,9 +228,14 @@ class Estimator:
 
   Raises:
     AssertionError: a parameter server in realtime training has no `bzid` or `base_name`.
+    TypeError: `model` is a class.
   """
 
   def __init__(self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None):
+    if isinstance(model, type):
+      raise TypeError(
+        f"model is the class {model.__name__}, want one of its objects: {model.__name__}()"
+      )
     self._local_profiling = isinstance(conf, RunConfig) and conf.enable_local_profiling
     self._runner_conf = conf.to_runner_config() if isinstance(conf, RunConfig) else conf
     conf = self._runner_conf

@@ -119,6 +119,10 @@ class EstimatorVariantsTest(tf.test.TestCase):
     self.assertEqual(hook.num_runs, 10)
     self.assertEqual(conf.mode, graph_estimator.ModeKeys.TRAIN)
 
+  def test_a_class_is_no_model(self):
+    with self.assertRaisesRegex(TypeError, r"is the class TestFFMModel, want .* TestFFMModel\(\)"):
+      estimator.Estimator(model.TestFFMModel, estimator.RunConfig(is_local=True))
+
   def test_a_task_and_a_run_config_and_servers(self):
     params = _params()
     params.serving.export_mode = export_context.ExportMode.DISTRIBUTED

@@ -47,12 +47,14 @@ def get_sigmoid_loss_and_pred(
 
   Raises:
     AssertionError: `logit_clip_threshold` is out of range.
+    ValueError: there is no label, and the mode is not to predict.
   """
   del batch_size
   logits = tf.reshape(logits, [-1])
   pred_name, loss_name = f"{name}_sigmoid_pred", f"{name}_sigmoid_loss"
   if mode == _PREDICT:
     return None, tf.nn.sigmoid(logits, name=pred_name)
+  _check_label(name, label, mode)
   if sample_rate is None:
     sample_rate = 1.0
   if isinstance(sample_rate, (int, float)):
@@ -80,6 +82,14 @@ def get_sigmoid_loss_and_pred(
   return tf.reduce_sum(losses, name=loss_name), pred
 
 
+def _check_label(name: str, label: tf.Tensor | None, mode: str) -> None:
+  if label is None:
+    raise ValueError(
+      f"label of head {name!r} is None, and the mode is {mode!r}: does features.get(...) name a "
+      "feature that input_fn gives?"
+    )
+
+
 def get_softmax_loss_and_pred(
   name: str, logits: tf.Tensor, label: tf.Tensor | None, mode: str
 ) -> tuple[tf.Tensor | None, tf.Tensor]:
@@ -93,10 +103,14 @@ def get_softmax_loss_and_pred(
 
   Returns:
     The losses `[batch]`, not summed, `None` to predict; and the likeliest class of each example.
+
+  Raises:
+    ValueError: there is no label, and the mode is not to predict.
   """
   pred = tf.argmax(tf.nn.softmax(logits), axis=1, name=f"{name}_softmax_pred")
   if mode == _PREDICT:
     return None, pred
+  _check_label(name, label, mode)
   loss = tf.nn.softmax_cross_entropy_with_logits(
     labels=label, logits=logits, name=f"{name}_softmax_loss"
   )

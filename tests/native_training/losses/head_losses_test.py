@@ -83,6 +83,14 @@ class SigmoidTest(tf.test.TestCase):
       # The prediction is not clipped.
       self.assertAllClose(pred, [1 / (1 + np.exp(-logit))])
 
+  def test_a_label_that_is_missing_is_named(self):
+    for function, arguments in (
+      (head_losses.get_sigmoid_loss_and_pred, (None, None)),
+      (head_losses.get_softmax_loss_and_pred, (None, _TRAIN)),
+    ):
+      with self.assertRaisesRegex(ValueError, "label of head 'ctr' is None"):
+        function("ctr", tf.constant([[0.0]]), *arguments)
+
   def test_predicting_needs_no_label(self):
     loss, pred = head_losses.get_sigmoid_loss_and_pred(
       "ctr", tf.constant([0.0]), None, None, 0.1, mode=_PREDICT
