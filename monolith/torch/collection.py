@@ -159,7 +159,7 @@ def _make_table(config: EmbeddingConfig, device: Any, process_group: Any) -> row
   number = config.num_embeddings
   if number is not None and not (isinstance(number, int) and number >= 0):
     raise ValueError(f"num_embeddings of table {config.name!r} is {number!r}, want a whole number")
-  # Of several ranks, each has its share.
+  # Each rank has its share.
   capacity = -(-(number or 0) // ranks.place(process_group)[1])
   try:
     return rows.RowTable(

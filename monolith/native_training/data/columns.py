@@ -323,7 +323,7 @@ def check_columns(columns: Mapping[str, Column]) -> None:
 
 def _check_boundaries(boundaries: Sequence[float]) -> None:
   ascend = all(a < b for a, b in zip(boundaries, boundaries[1:]))
-  # Of one that is NaN alone, no comparison tells.
+  # NaN alone is in no comparison.
   if len(boundaries) == 0 or not ascend or boundaries[0] != boundaries[0]:
     raise ValueError(f"boundaries are {list(boundaries)}, want numbers that ascend")
 

@@ -1,4 +1,4 @@
-// Which peers read too slowly, on a clock of the test's own.
+// Tells peers that read too slowly from others, on a clock of the test's own.
 #include "monolith/serving/native/net/read_pace.h"
 
 #include <gtest/gtest.h>
