@@ -1,4 +1,4 @@
-"""Tests of `join_window`, `closed_keys`, `spill_files`, `events`: what leaves a window, and when."""
+"""Tests `join_window`, `closed_keys`, `spill_files`, `events`: what leaves a window, and when."""
 
 import dataclasses
 import errno

@@ -303,9 +303,9 @@ def _number(
       index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE, max(block_rows, 1)
     )
     numbered = tf.data.Dataset.zip((numbers, rows))
-    return (
-      _check_header(path, kind, *header, block_rows).concatenate(numbered) if header else numbered
-    )
+    if not header:
+      return numbered
+    return _check_header(path, kind, header[0], block_rows).concatenate(numbered)
 
   headers_of = () if headers is None else (headers,)
   if len(paths) == 1:
@@ -511,8 +511,11 @@ def _read_header(paths: list[str], separator: str, quotes: bool) -> tuple[list[s
   for path in paths:
     line = _header_of(path)
     lines.append(line)
-    quoting = csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE
-    (cut,) = csv_module.reader([line], delimiter=separator, quoting=quoting)
+    (cut,) = csv_module.reader(
+      [line],
+      delimiter=separator,
+      quoting=csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE,
+    )
     found = [field.strip() for field in cut]
     if len(set(found)) != len(found):
       raise ValueError(f"{path} names a field twice: {found}")
