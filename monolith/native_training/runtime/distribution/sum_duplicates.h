@@ -27,16 +27,18 @@ class SumsById {
     GrowTo(max_ids * dim, &sums_);
   }
 
-  // Adds n ids: the k-th is ids[position(k)], its row the one of that number in `rows`.
+  // Adds n ids: the k-th is ids[position(k)], its row the one of that number in `rows`, which
+  // begins `stride` floats after the one before it.
   template <typename Position>
-  void Add(const int64_t* ids, const float* rows, int64_t n, const Position& position) {
+  void Add(const int64_t* ids, const float* rows, int64_t stride, int64_t n,
+           const Position& position) {
     constexpr int64_t kAhead = 16;
     const int64_t dim = dim_;
     ForEachHashed(
         index_, 0, n, [&](int64_t k) { return ids[position(k)]; },
         [&](int64_t k, int64_t id, uint64_t hash) {
-          if (k + kAhead < n) engine::PrefetchForRead(rows + position(k + kAhead) * dim);
-          const float* __restrict row = rows + position(k) * dim;
+          if (k + kAhead < n) engine::PrefetchForRead(rows + position(k + kAhead) * stride);
+          const float* __restrict row = rows + position(k) * stride;
           const int64_t next = index_.size();
           const int64_t number = index_.FindOrInsert(id, hash, next);
           float* __restrict sum = sums_.data() + number * dim;

@@ -79,6 +79,8 @@ struct WriteSpan {
   const int64_t* ids = nullptr;
   int64_t n = 0;
   const float* values = nullptr;
+  // Floats from one row to the next, for updates with `dedup` alone; 0: dim.
+  int64_t stride = 0;
 };
 
 // Chooses the fate of a row of values or (summed) gradients with a NaN or an infinity.
@@ -115,6 +117,7 @@ struct LookupRequest {
   float* out = nullptr;        // n rows of table->dim() floats
   uint8_t* found = nullptr;    // n flags, 1 for ids that are present; null: not wanted
   uint64_t* hashes = nullptr;  // n of RowHash, of rows of `out`; null: not wanted, or `found` is
+  int64_t stride = 0;          // floats from one row of `out` to the next; 0: dim
 
   // The `size` ids from number `begin` on.
   LookupRequest Part(int64_t begin, int64_t size) const;

@@ -25,6 +25,11 @@ constexpr int64_t kUnitsPerThread = 4;
 // Ids that are read under shard locks at once: writers wait for some ten microseconds.
 constexpr int64_t kLockedIds = 2048;
 
+// Floats from one row of the output to the next.
+int64_t StrideOf(const LookupRequest& request) {
+  return request.stride == 0 ? request.table->dim() : request.stride;
+}
+
 // Stages of a read, for ReadPipeline.
 
 // Copies raw float rows. kDim > 0: a dimension known to the compiler.
@@ -35,19 +40,22 @@ class CopyStages {
   static constexpr int kKnownDim = kDim;
 
   explicit CopyStages(const LookupRequest& request)
-      : dim_(request.table->dim()), out_(request.out) {}
+      : dim_(request.table->dim()), stride_(StrideOf(request)), out_(request.out) {}
 
   void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, 4 * dim()); }
 
   void FinishRow(int64_t position, const char* row) const {
-    std::memcpy(out_ + position * dim(), row, 4 * dim());
+    std::memcpy(out_ + position * stride_, row, 4 * dim());
   }
-  void FinishAbsent(int64_t position) const { std::memset(out_ + position * dim(), 0, 4 * dim()); }
+  void FinishAbsent(int64_t position) const {
+    std::memset(out_ + position * stride_, 0, 4 * dim());
+  }
 
  private:
   int64_t dim() const { return kDim > 0 ? kDim : dim_; }
 
   const int64_t dim_;
+  const int64_t stride_;
   float* const out_;
 };
 
@@ -60,6 +68,7 @@ class RetrieveStages {
   explicit RetrieveStages(const LookupRequest& request)
       : layout_(request.table->layout()),
         read_bytes_(layout_.serving() ? layout_.row_bytes : 4 * layout_.dim),
+        stride_(StrideOf(request)),
         out_(request.out) {
     const int64_t step = TableInternals::LastGlobalStep(*request.table);
     for (const Segment& segment : layout_.segments) {
@@ -72,7 +81,7 @@ class RetrieveStages {
   void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, read_bytes_); }
 
   void FinishRow(int64_t position, const char* row) const {
-    float* to = out_ + position * layout_.dim;
+    float* to = out_ + position * stride_;
     for (size_t k = 0; k < layout_.segments.size(); ++k) {
       if (layout_.serving()) {
         DecodeSegment(layout_.segments[k], row, to);
@@ -82,12 +91,13 @@ class RetrieveStages {
     }
   }
   void FinishAbsent(int64_t position) const {
-    std::memset(out_ + position * layout_.dim, 0, 4 * layout_.dim);
+    std::memset(out_ + position * stride_, 0, 4 * layout_.dim);
   }
 
  private:
   const RowLayout& layout_;
   const int64_t read_bytes_;
+  const int64_t stride_;
   float* const out_;
   std::vector<float> scales_;
 };
@@ -134,13 +144,14 @@ class HashStages : public Stages {
   explicit HashStages(const LookupRequest& request)
       : Stages(request),
         dim_(Stages::kKnownDim > 0 ? Stages::kKnownDim : request.table->dim()),
+        stride_(StrideOf(request)),
         ids_(request.ids),
         out_(request.out),
         hashes_(request.hashes) {}
   void FinishRow(int64_t position, const char* row) const {
     Stages::FinishRow(position, row);
     const int64_t dim = Stages::kKnownDim > 0 ? Stages::kKnownDim : dim_;
-    hashes_[position] = RowHash(ids_[position], out_ + position * dim, dim);
+    hashes_[position] = RowHash(ids_[position], out_ + position * stride_, dim);
   }
   void FinishAbsent(int64_t position) const {
     Stages::FinishAbsent(position);
@@ -149,6 +160,7 @@ class HashStages : public Stages {
 
  private:
   const int64_t dim_;
+  const int64_t stride_;
   const int64_t* const ids_;
   const float* const out_;
   uint64_t* const hashes_;
@@ -268,9 +280,10 @@ LookupRequest LookupRequest::Part(int64_t begin, int64_t size) const {
   return {table,
           ids + begin,
           size,
-          out == nullptr ? nullptr : out + begin * table->dim(),
+          out == nullptr ? nullptr : out + begin * (stride == 0 ? table->dim() : stride),
           found == nullptr ? nullptr : found + begin,
-          hashes == nullptr ? nullptr : hashes + begin};
+          hashes == nullptr ? nullptr : hashes + begin,
+          stride};
 }
 
 void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,

@@ -15,9 +15,13 @@ namespace monolith {
 namespace engine {
 namespace {
 
-Status CheckSpan(const WriteSpan& span) {
+Status CheckSpan(const WriteSpan& span, bool may_have_stride = false) {
   if (span.n < 0) {
     return Status::InvalidArgument("the number of ids is " + std::to_string(span.n));
+  }
+  if (span.stride != 0 && !may_have_stride) {
+    return Status::InvalidArgument("the stride is " + std::to_string(span.stride) +
+                                   ", want 0: only sums of gradients read rows that lie apart");
   }
   return Status::Ok();
 }
@@ -162,7 +166,7 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
   for (int64_t r = 0; r < num_requests; ++r) {
     Status status = CheckOptimize(*requests[r].table, requests[r].options);
     for (int64_t i = 0; i < requests[r].num_spans && status.ok(); ++i) {
-      status = CheckSpan(requests[r].spans[i]);
+      status = CheckSpan(requests[r].spans[i], requests[r].options.dedup);
     }
     if (!status.ok()) return status;
   }
@@ -184,7 +188,8 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
     for (int64_t i = 0; i < request.num_spans; ++i) {
       const WriteSpan& span = request.spans[i];
       writes[r].AddSpan(span.ids, span.n, span.values,
-                        runner == nullptr || num_requests > 1 ? 1 : runner->NumThreads());
+                        runner == nullptr || num_requests > 1 ? 1 : runner->NumThreads(),
+                        span.stride);
     }
     TableInternals::SetLastGlobalStep(request.table, request.options.global_step);
     TableInternals::RaiseMaxUpdateTs(request.table, request.options.write.req_time);

@@ -198,7 +198,8 @@ void RunGroup(const PlannedWrite& write, PlanScratch* plan, int64_t begin, int64
     for (int64_t i = begin; i < end; ++i) {
       const PlannedTile& tile = plan->tiles[i];
       const uint32_t* const positions = tile.positions + tile.offsets[group];
-      sums->Add(tile.tile->ids, tile.tile->values, tile.offsets[group + 1] - tile.offsets[group],
+      sums->Add(tile.tile->ids, tile.tile->values, tile.tile->stride,
+                tile.offsets[group + 1] - tile.offsets[group],
                 [positions](int64_t k) { return int64_t{positions[k]}; });
     }
   });
@@ -212,7 +213,7 @@ void RunInOrder(const PlannedWrite& write) {
   }
   WriteSums(write, write.NumIds(), 0, kNumShards, [&](distribution::SumsById* sums) {
     for (const WriteTile& tile : write.tiles) {
-      sums->Add(tile.ids, tile.values, tile.n, [](int64_t k) { return k; });
+      sums->Add(tile.ids, tile.values, tile.stride, tile.n, [](int64_t k) { return k; });
     }
   });
 }
@@ -301,14 +302,16 @@ int64_t TileSize(int64_t n, int threads) {
 
 }  // namespace
 
-void PlannedWrite::AddSpan(const int64_t* ids, int64_t n, const float* values, int threads) {
+void PlannedWrite::AddSpan(const int64_t* ids, int64_t n, const float* values, int threads,
+                           int64_t stride) {
   const int64_t size = TileSize(n, threads);
-  const int64_t dim = job->table->dim();
+  if (stride == 0) stride = job->table->dim();
   for (int64_t begin = 0; begin < n; begin += size) {
     WriteTile tile;
     tile.ids = ids + begin;
     tile.n = std::min(size, n - begin);
-    tile.values = values == nullptr ? nullptr : values + begin * dim;
+    tile.values = values == nullptr ? nullptr : values + begin * stride;
+    tile.stride = stride;
     tiles.push_back(tile);
   }
 }

@@ -18,8 +18,8 @@ struct PlannedWrite {
   bool dedup = false;
   bool count_once = false;  // with dedup
 
-  // Cuts n ids with their values into tiles.
-  void AddSpan(const int64_t* ids, int64_t n, const float* values, int threads);
+  // Cuts n ids with their values into tiles. `stride` is that of a WriteSpan.
+  void AddSpan(const int64_t* ids, int64_t n, const float* values, int threads, int64_t stride = 0);
   int64_t NumIds() const;
 };
 

@@ -80,6 +80,7 @@ struct WriteTile {
   const int64_t* ids = nullptr;
   int64_t n = 0;
   const float* values = nullptr;      // dim floats per position
+  int64_t stride = 0;                 // from one of these to the next, where they are summed first
   const uint32_t* counts = nullptr;   // occurrences per position; null: 1
   int32_t* existed = nullptr;         // kReinitialize
   const char* load_rows = nullptr;    // kLoad: stride bytes per position
