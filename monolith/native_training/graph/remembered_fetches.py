@@ -10,7 +10,6 @@ op of one process that waits for one of another costs a message.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -61,10 +60,6 @@ class _RememberingRun:
     return self._session._do_call(remembered[1])
 
   def _make_callable(self, fetches: Any) -> Callable[[], Any]:
-    if os.environ.get("MONOLITH_X_INLINE", "0") == "1":  # EXPERIMENT
-      options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
-      call = self._session.make_callable(fetches, accept_options=True)
-      return lambda: call(options=options)
     if not self._session._target:  # All is in this process.
       return self._session.make_callable(fetches)
     more: list[tf.Operation] = []
