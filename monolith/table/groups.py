@@ -41,6 +41,7 @@ def load_group(tables: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[
   Raises:
     ValueError: there is no table, one has two names, the group has no table of a name, or rows of
       another dimension.
+    TypeError: `tables` has no names, or what is no table.
     OSError, TableError: the files cannot be read, or are damaged.
   """
   _check(tables)
@@ -114,6 +115,8 @@ def save_group(tables: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[
 
 
 def _check(tables: Mapping[str, Any]) -> None:
+  if not isinstance(tables, Mapping) or not all(hasattr(t, "load") for t in tables.values()):
+    raise TypeError(f"tables is {tables!r}, want a mapping of names to tables")
   if not tables:
     raise ValueError("tables is empty, want name -> table")
   if len({id(table) for table in tables.values()}) < len(tables):
@@ -130,6 +133,11 @@ def _find(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
   target = pathlib.Path(path)
   escaped = glob.escape(str(target))
   metas = sorted(glob.glob(f"{escaped}{_META}-?????-of-?????"))
+  if not metas and glob.glob(f"{escaped}-?????-of-?????"):
+    raise FileNotFoundError(
+      f"{target} has the files of one table, which its load reads, and none of a group: "
+      f"{target}{_META}-00000-of-?????"
+    )
   if not metas:
     raise FileNotFoundError(f"There are no files {target}{_META}-00000-of-?????")
   if glob.glob(f"{escaped}*-?????-of-?????-tmp-*"):

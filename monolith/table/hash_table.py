@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import math
 import numbers
 import os
@@ -406,13 +407,18 @@ class HashTable(methods.TableMethods):
       How many rows were read.
 
     Raises:
-      ValueError: there are no such files, or they hold rows of another dimension.
+      ValueError: there are no such files, they hold several tables, or rows of another dimension.
       OSError, TableError: the files cannot be read, or are damaged.
     """
     return self.load_state(path)[0]
 
   def load_state(self, path: str | os.PathLike[str]) -> tuple[int, int]:
     """Does what `load` does; returns also how many rows have begun with a new state."""
+    if glob.glob(f"{glob.escape(os.fsdecode(path))}.meta-?????-of-?????"):
+      raise ValueError(
+        f"{os.fsdecode(path)} has the files of a group of tables: load it with "
+        "monolith.table.load_group({name: table}, path)"
+      )
     loaded, reset = ctypes.c_int64(), ctypes.c_int64()
     code = self._library.mono_table_load(
       self.handle, _encode(path), ctypes.byref(loaded), ctypes.byref(reset)

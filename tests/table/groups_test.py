@@ -95,11 +95,18 @@ class GroupsTest(unittest.TestCase):
       ({"usr": some["user"]}, ValueError, "has no table usr; it has: item user"),
       ({"user": some["user"], "item": some["user"]}, ValueError, "want every table once"),
       ({"user": some["item"]}, ValueError, "dim"),
+      ([some["user"]], TypeError, "want a mapping of names to tables"),
+      ({"user": 3}, TypeError, "want a mapping of names to tables"),
     ):
       with self.subTest(text), self.assertRaisesRegex(error, text):
         tables.load_group(names, self.path)
     with self.assertRaisesRegex(FileNotFoundError, "nowhere.meta-00000"):
       tables.load_group(some, self.folder / "nowhere")
+    with self.assertRaisesRegex(ValueError, "files of a group of tables: load it with"):
+      some["user"].load(self.path)
+    some["user"].save(self.folder / "one")
+    with self.assertRaisesRegex(FileNotFoundError, "has the files of one table"):
+      tables.load_group(some, self.folder / "one")
     data = pathlib.Path(f"{self.path}-00000-of-00001")
     meta = pathlib.Path(f"{self.path}.meta-00000-of-00001")
     for file, damaged, text in (
