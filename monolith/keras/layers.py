@@ -278,9 +278,15 @@ class EmbeddingGroup(TableLayer):
       })
       vectors = group({"user": ids, "item": ids, "history": ragged_ids})   # a dictionary, too
 
+  With `concatenate=True` the result is one tensor instead, `[batch, sum of dims]`, the vectors of
+  all features side by side in the order of `features`. That is faster than a layer that
+  concatenates them where all features have one id per example and tables are in main memory of this
+  process: the lookup writes vectors where they belong, and the update reads their gradients there.
+
   Args:
     features: name -> `Feature`, or `dim` for a feature with the defaults.
     device: where the tables that the group makes are, as of an `Embedding`.
+    concatenate: whether to return one tensor instead of a dictionary.
     **kwargs: those of every layer: `name`, `dtype`, `trainable`.
 
   Raises:
@@ -290,9 +296,15 @@ class EmbeddingGroup(TableLayer):
   """
 
   def __init__(
-    self, features: Mapping[str, Feature | int], *, device: str | None = None, **kwargs: Any
+    self,
+    features: Mapping[str, Feature | int],
+    *,
+    device: str | None = None,
+    concatenate: bool = False,
+    **kwargs: Any,
   ):
     super().__init__(**kwargs)
+    self.concatenate = concatenate
     self._placement = devices.parse(device)
     if not features:
       raise ValueError("features is empty, want name -> Feature")
@@ -331,17 +343,16 @@ class EmbeddingGroup(TableLayer):
         f"unknown {sorted(set(inputs) - set(self.features))}"
       )
 
-  def call(
-    self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None
-  ) -> dict[str, Any]:
-    """Returns the vectors of each feature, pooled where it has a combiner.
+  def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Any:
+    """Returns the vectors of each feature, pooled where it has a combiner, or all in one tensor.
 
     Args:
       inputs: ids of every feature.
       weights: weights of the ids of some features, as those of `Embedding`.
 
     Raises:
-      TypeError, ValueError: ids or weights are not as described.
+      TypeError, ValueError: ids or weights are not as described, or a feature without a combiner
+        has several ids per example and others have one, where all are to be one tensor.
     """
     self._check_inputs(inputs)
     weights = weights or {}
@@ -359,11 +370,25 @@ class EmbeddingGroup(TableLayer):
       for name, feature in self.features.items()
     }
     flat = [ids for ids, _ in prepared.values()]
-    rows = tables.look_up([self._table_of[name] for name in prepared], flat)
-    return {
-      name: pool(tf.cast(vectors, self.compute_dtype))
-      for (name, (_, pool)), vectors in zip(prepared.items(), rows)
+    own_tables = [self._table_of[name] for name in prepared]
+    if self.concatenate and not weights and all(map(_is_one_each, inputs.values())):
+      return tf.cast(tables.look_up_concat(own_tables, flat), self.compute_dtype)
+    rows = tables.look_up(own_tables, flat)
+    vectors = {
+      name: pool(tf.cast(row, self.compute_dtype))
+      for (name, (_, pool)), row in zip(prepared.items(), rows)
     }
+    return self._side_by_side(vectors) if self.concatenate else vectors
+
+  def _side_by_side(self, vectors: Mapping[str, Any]) -> tf.Tensor:
+    ranks = {value.shape.rank for value in vectors.values()} - {None}
+    if len(ranks) > 1 or any(isinstance(value, tf.RaggedTensor) for value in vectors.values()):
+      shapes = ", ".join(f"{name} {value.shape}" for name, value in vectors.items())
+      raise ValueError(
+        f"{self.name}: concatenate=True wants one vector per feature and example, but they have "
+        f"shapes {shapes}: give features of several ids per example a combiner"
+      )
+    return tf.concat(list(vectors.values()), axis=-1)
 
   def own_tables(self) -> dict[str, HashTable]:
     """Returns the tables by the names of the features that made them."""
@@ -386,7 +411,12 @@ class EmbeddingGroup(TableLayer):
       table = None if feature.table else self.tables[name]
       arguments = _arguments_to_json(feature.table_arguments(), f"{self.name}/{name}", table)
       features[name] = {**arguments, "combiner": feature.combiner, "table": feature.table}
-    return {**super().get_config(), "features": features, "device": self._placement}
+    return {
+      **super().get_config(),
+      "features": features,
+      "device": self._placement,
+      "concatenate": self.concatenate,
+    }
 
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> EmbeddingGroup:
@@ -395,6 +425,11 @@ class EmbeddingGroup(TableLayer):
       name: Feature(**_arguments_from_json(value)) for name, value in config["features"].items()
     }
     return cls(**{**config, "features": features, "device": _restored_device(config)})
+
+
+def _is_one_each(ids: Any) -> bool:
+  """Tells whether ids are one for each example, so that nothing pools or reshapes their rows."""
+  return isinstance(ids, tf.Tensor) and ids.shape.rank == 1
 
 
 def _check_no_input_dim(dim: Any, second: Any, kwargs: Mapping[str, Any]) -> None:

@@ -37,9 +37,11 @@ from monolith.table import methods, optimizers
 LearningRate = Union[float, Callable[[tf.Tensor], Any]]
 
 tf.no_gradient("MonolithHashTableLookupList")
+tf.no_gradient("MonolithHashTableLookupConcat")
 
 # Functions may run these side by side; only writes must be ordered.
 for _op_type in (
+  "MonolithHashTableLookupConcat",
   "MonolithHashTableLookupEntry",
   "MonolithHashTableLookupList",
   "MonolithHashTableSaveAsTensor",
@@ -51,6 +53,8 @@ for _op_type in (
 _SAVE_SHARDS = -1
 _PAGE = 1 << 16
 _FILTER_SPLITS = 7
+# The attribute of a part of a gradient that tells the gradient, and the part's first column there.
+_WHOLE = "_monolith_whole"
 _redirection = threading.local()
 _loaded_lock = threading.Lock()
 _before_first: list[Callable[[], None]] = []
@@ -694,6 +698,57 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
   ]
 
 
+def look_up_concat(tables: list[HashTable], ids: list[tf.Tensor]) -> tf.Tensor:
+  """Returns the vectors of each table's ids side by side, such that gradients reach `table.rows`.
+
+  Vectors are written where they are to be, and updates read gradients from where they are.
+
+  Args:
+    tables: the tables, each may appear several times.
+    ids: an int64 vector for each, all of one length.
+
+  Returns:
+    float32 `[n, sum of dims]`.
+
+  Raises:
+    NotImplementedError: as `look_up` does.
+  """
+  is_elsewhere = getattr(_redirection, "look_up", None) is not None
+  if is_elsewhere or any(table.device != devices.HOST for table in tables):
+    return tf.concat(look_up(tables, ids), axis=1)
+  check_no_strategy()
+  _check_no_xla()
+  dims = [table.dim for table in tables]
+  with devices.scope(devices.HOST):
+    found = gen_monolith_ops.monolith_hash_table_lookup_concat(
+      [table.resource_handle for table in tables], ids, dims=dims
+    )
+  return _attach_all(found, ids, dims, [row_variables.read(table.rows) for table in tables])
+
+
+def _attach_all(
+  rows: tf.Tensor, ids: list[tf.Tensor], dims: list[int], anchors: list[tf.Tensor]
+) -> tf.Tensor:
+  """Does what `_attach` does for rows that lie side by side."""
+
+  @tf.custom_gradient
+  def attached(*anchors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+    del anchors
+
+    def gradient(upstream: tf.Tensor) -> list[tf.IndexedSlices]:
+      pieces = tf.split(upstream, dims, axis=1)
+      column = 0
+      for piece, dim in zip(pieces, dims):
+        if not tf.executing_eagerly():
+          setattr(piece, _WHOLE, (upstream, column))
+        column += dim
+      return [tf.IndexedSlices(piece, tf.identity(keys)) for piece, keys in zip(pieces, ids)]
+
+    return tf.identity(rows), gradient
+
+  return attached(*anchors)
+
+
 def _attach(rows: tf.Tensor, ids: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
   """Returns rows whose gradient, with its ids, becomes the gradient of the empty variable."""
 
@@ -740,6 +795,23 @@ def optimize(
     time, number = now(), tf.cast(step, tf.int64)
   updates = []
   for device, places in devices.by_device(tables):
+    wholes = [getattr(gradients[i], _WHOLE, (gradients[i], 0)) for i in places]
+    if device == devices.HOST and any(hasattr(gradients[i], _WHOLE) for i in places):
+      distinct = {id(whole): whole for whole, _ in wholes}
+      with devices.scope(device):
+        updates.append(
+          gen_monolith_ops.monolith_hash_table_optimize_concat(
+            [tables[i].resource_handle for i in places],
+            [ids[i] for i in places],
+            list(distinct.values()),
+            [rates[i] for i in places],
+            time,
+            number,
+            places=[list(distinct).index(id(whole)) for whole, _ in wholes],
+            columns=[column for _, column in wholes],
+          )
+        )
+      continue
     with devices.scope(device):
       update = gen_monolith_ops.monolith_hash_table_optimize_list(
         [tables[i].resource_handle for i in places],
