@@ -90,6 +90,8 @@ class WindowOptions:
         f"window of {self.window_ms} ms and lateness of {self.lateness_ms} ms: want a positive "
         "window, and no negative lateness"
       )
+    if self.memory_bytes < 0:
+      raise ValueError(f"memory is {self.memory_bytes} bytes, want none or more")
 
 
 @dataclasses.dataclass

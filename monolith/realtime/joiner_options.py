@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import tempfile
 from collections.abc import Sequence
 
@@ -67,6 +69,13 @@ def parse_rates(text: str) -> SampleRates:
   return SampleRates(default, by_channel, by_slot)
 
 
+def _parse_rates_of_flag(text: str) -> SampleRates:
+  try:
+    return parse_rates(text)
+  except ValueError as error:  # of which argparse would tell nothing
+    raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags of a command line.
 
@@ -85,7 +94,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
   add("--emit", choices=(FIRST_ACTION, WINDOW_END), default=FIRST_ACTION)
   add(
     "--sample_rate",
-    type=parse_rates,
+    type=_parse_rates_of_flag,
     default=SampleRates(),
     help="share of negatives that is kept: 0.1,channel:3=0.5,slot:200=0.2",
   )
@@ -109,8 +118,14 @@ def make_options(flags: argparse.Namespace) -> JoinerOptions:
   """Returns what the flags of a command line say.
 
   Raises:
-    ValueError: a partition is not a number; the message has it.
+    ValueError: a partition is not a number, a time or the memory makes no sense, or there is no
+      folder for files; the message has it.
   """
+  for name in ("window_secs", "lateness_secs", "commit_secs"):
+    if not 0 <= getattr(flags, name) < math.inf:
+      raise ValueError(f"--{name} is {getattr(flags, name)}, want a number of seconds")
+  if not os.path.isdir(flags.spill_dir):
+    raise ValueError(f"--spill_dir is {flags.spill_dir!r}, want a folder")
   window = WindowOptions(
     window_ms=round(flags.window_secs * 1000),
     lateness_ms=round(flags.lateness_secs * 1000),

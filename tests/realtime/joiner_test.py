@@ -4,6 +4,8 @@ The broker is a real one.
 """
 
 import collections
+import contextlib
+import io
 import os
 import pathlib
 import re
@@ -230,8 +232,8 @@ class JoinerTest(unittest.TestCase):
     _send_end(self.servers, names)
     expected = _expected_samples(60)
 
-    # `--spill_dir` is a folder that vanished, as good as a disk without room.
-    full = self._start(names, "--memory_mb=0", f"--spill_dir={self.folder}/gone")
+    # Files cannot be made there, which is as good as a disk without room.
+    full = self._start(names, "--memory_mb=0", "--spill_dir=/proc")
 
     self.assertEqual(full.process.wait(_END_SECS), 1, full.log())
     self.assertRegex(full.log(), "cannot keep open impressions in .*Nothing is lost")
@@ -312,6 +314,23 @@ class TransactionTest(unittest.TestCase):
 
       with self.assertRaisesRegex(ValueError, "numbers of partitions are .*want equal"):
         Joiner(JoinerOptions(kafka.servers))
+
+  def test_flags_that_make_no_sense_are_named(self):
+    for flag, message in (
+      ("--window_secs=nan", "--window_secs is nan, want a number of seconds"),
+      ("--commit_secs=-1", "--commit_secs is -1.0, want a number of seconds"),
+      ("--memory_mb=-1", "memory is -1048576 bytes, want none or more"),
+      ("--spill_dir=/nowhere", "--spill_dir is '/nowhere', want a folder"),
+    ):
+      with self.subTest(flag), self.assertLogs("monolith.joiner", "ERROR") as logs:
+        self.assertEqual(main(["--kafka_servers=a:1", flag]), 1)
+      self.assertIn(message, logs.output[-1])
+    with (
+      self.assertRaises(SystemExit),
+      contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+      main(["--kafka_servers=a:1", "--sample_rate=2"])
+    self.assertIn("sample rate is 2.0, want 0 to 1", errors.getvalue())
 
   def test_rules_of_sampling_are_parsed(self):
     rates = parse_rates("0.1, channel:3=0.5,slot:200=0")
