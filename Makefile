@@ -138,7 +138,7 @@ bazel-test: $(VENV)/.for-test build ## build and test the same sources with Baze
 	VENV="$(VENV)" bash tools/bazel_test.sh
 
 # The sources that mypy checks: a wrong type there would go unnoticed until a cluster runs.
-TYPED := $(addprefix monolith/native_training/, checkpoints driver graph graph_estimator settings tables distributed_ps.py distributed_ps_factory.py \
+TYPED := $(addprefix monolith/native_training/, checkpoints driver graph graph_estimator settings tables distributed_ps.py distributed_ps_factory.py distributed_ps_near.py \
   distributed_ps_sync.py embedding_combiners.py estimator.py feature.py feature_utils.py multi_type_hash_table.py native_model.py prefetch_queue.py \
   data layers model_export) \
   monolith/_tensorflow.py monolith/agent_service monolith/launch monolith/keras monolith/realtime monolith/row_log monolith/serving \

@@ -98,9 +98,9 @@ MODULES = {
   "yarn_runtime zk_utils",
   "ranks": "distribution_utils hvd_lib",
   "checkpoints": "basic_restore_hook dense_reload_utils save_utils",
-  "tables": "distributed_ps distributed_ps_factory distributed_ps_sync embedding_combiners entry "
-  "hash_filter_ops hash_table_ops hash_table_utils learning_rate_functions multi_hash_table_ops "
-  "multi_type_hash_table test_utils",
+  "tables": "distributed_ps distributed_ps_factory distributed_ps_near distributed_ps_sync "
+  "embedding_combiners entry hash_filter_ops hash_table_ops hash_table_utils "
+  "learning_rate_functions multi_hash_table_ops multi_type_hash_table test_utils",
   "features": "feature feature_utils native_task",
   "data": "input",
   "models": "model native_model",

@@ -38,7 +38,7 @@ tables
                              optimizers, initializers, compressors, learning rates of rows
   `hash_table_ops`, `hash_table_utils`, `multi_hash_table_ops`, `multi_type_hash_table`,
   `hash_filter_ops`          one table, groups of tables, occurrence filters
-  `distributed_ps_factory`, `distributed_ps`, `distributed_ps_sync`, `tables`
+  `distributed_ps_factory`, `distributed_ps`, `distributed_ps_near`, `distributed_ps_sync`, `tables`
                              in this process, on parameter servers, over ranks
   `embedding_combiners`      how the vectors of an example become one
   `test_utils`               tables and servers for tests

@@ -14,13 +14,15 @@ import tensorflow as tf
 
 from monolith.native_training import (
   distributed_ps,
+  distributed_ps_near,
   entry,
   env_utils,
   hash_table_ops,
   multi_hash_table_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.tables import id_sharding, local, protocols
+from monolith.native_training.graph import export_context
+from monolith.native_training.tables import id_sharding, local, protocols, ps_transfer
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
@@ -34,12 +36,19 @@ class MultiHashTableFactory:
   Args:
     hash_filters: handle of each server's filter.
     sync_clients: handle of each server's client.
+    group: the class of the groups.
   """
 
   # Tells `PsGroup` that learning rates are part of the group's own graph.
   computes_learning_rates = True
 
-  def __init__(self, hash_filters: Handles, sync_clients: Handles):
+  def __init__(
+    self,
+    hash_filters: Handles,
+    sync_clients: Handles,
+    group: type[multi_hash_table_ops.MultiHashTable] = multi_hash_table_ops.MultiHashTable,
+  ):
+    self._group = group
     self._hash_filters = hash_filters
     self._sync_clients = sync_clients
     # By identity of the dict, which is kept so that another one cannot get its identity.
@@ -47,7 +56,7 @@ class MultiHashTableFactory:
 
   def __call__(self, idx: int, slot_to_config: SlotToConfig) -> multi_hash_table_ops.MultiHashTable:
     config = self._convert(slot_to_config)
-    return multi_hash_table_ops.MultiHashTable.from_cached_config(
+    return self._group.from_cached_config(
       # A constant on each server: none depends on another one to start again.
       config._replace(mconfig_tensor=tf.constant(config.mconfig)),
       hash_filter=self._hash_filters[idx],
@@ -144,6 +153,9 @@ def create_native_multi_hash_table(
 ) -> multi_type_hash_table.BaseMultiTypeHashTable:
   """Makes one native group of all tables per server.
 
+  Inside `ps_transfer.servers_on_this_machine`, the only server of a run does what tables in this
+  process would do.
+
   Args:
     num_ps: number of parameter servers; 0 for tables in this process.
     slot_to_config: slot name -> configuration.
@@ -155,6 +167,17 @@ def create_native_multi_hash_table(
   if num_ps == 0:
     return local.LocalMultiHashTable.from_configs(
       slot_to_config, hash_filter=hash_filters[0], sync_client=sync_clients[0]
+    )
+  if (
+    num_ps == 1
+    and ps_transfer.are_servers_near()
+    and local.sums_duplicates()
+    and not export_context.is_exporting()
+  ):
+    return distributed_ps_near.NearServerHashTable(
+      slot_to_config,
+      MultiHashTableFactory(hash_filters, sync_clients, local.LocalMultiHashTable),
+      max_rpc_deadline_millis=max_rpc_deadline_millis,
     )
   return distributed_ps.DistributedMultiTypeHashTable(
     num_ps,

@@ -26,6 +26,7 @@ from monolith.native_training import (
   distribution_utils,
   graph_estimator,
   native_task,
+  net_utils,
   ps_benchmark,
   service_discovery,
   sync_training_hooks,
@@ -48,6 +49,7 @@ from monolith.native_training.driver.server import (
 from monolith.native_training.hooks import interrupt
 from monolith.native_training.metric import cli
 from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
+from monolith.native_training.tables import ps_transfer
 
 _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"
@@ -340,7 +342,7 @@ def _do_worker_train(
   session_config = cluster_manager.generate_session_config((cluster, task))
   session_config.operation_timeout_in_ms = config.operation_timeout_in_ms
   _check_reachable(cluster)
-  with _tf_config(cluster, task), _frequent_session_polls():
+  with _tf_config(cluster, task), _frequent_session_polls(), _near_servers(cluster, task):
     run_config = graph_estimator.RunConfig(
       model_dir=config.model_dir,
       session_config=session_config,
@@ -370,6 +372,15 @@ def _do_worker_train(
         hooks=[*hooks, *(user_hooks or []), interrupt_hook],
         max_steps=params.train.max_steps,
       )
+
+
+def _near_servers(
+  cluster: Cluster, task: dict[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+  """Tells graphs whether all parameter servers have the address of this process's machine."""
+  own, _ = net_utils.split_host_and_port(cluster[task["type"]][task["index"]])
+  hosts = {net_utils.split_host_and_port(addr)[0] for addr in cluster.get(utils.PS_JOB_NAME, [])}
+  return ps_transfer.servers_on_this_machine(hosts == {own})
 
 
 def _check_reachable(cluster: Cluster) -> None:

@@ -26,7 +26,8 @@ from monolith.native_training.tables import merging
 _PER_OCCURRENCE_ENV = "MONOLITH_UPDATE_PER_OCCURRENCE"
 
 
-def _sum_duplicates() -> bool:
+def sums_duplicates() -> bool:
+  """Returns whether updates sum the gradients of equal ids, as they do unless told otherwise."""
   return os.environ.get(_PER_OCCURRENCE_ENV, "0") != "1"
 
 
@@ -43,7 +44,7 @@ class LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
     self, slot_to_id_and_grad: Mapping[str, Any], *args: Any, **kwargs: Any
   ) -> multi_type_hash_table.MultiTypeHashTable:
     """Runs the optimizers; returns the group after the write."""
-    if _sum_duplicates() and "enable_dedup" not in kwargs:
+    if sums_duplicates() and "enable_dedup" not in kwargs:
       slot_to_id_and_grad = {
         slot: self._sum_by_id(slot, ids, grads)
         for slot, (ids, grads) in slot_to_id_and_grad.items()
@@ -88,7 +89,7 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
   ) -> multi_hash_table_ops.MultiHashTable:
     """Runs the optimizers; returns the group after the write."""
     slot_to_id_and_grad = merging.known_slots(slot_to_id_and_grad, self._table_names)
-    if not _sum_duplicates() or not slot_to_id_and_grad:
+    if not sums_duplicates() or not slot_to_id_and_grad:
       return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
     return self._with_handle(
       self._run(
@@ -110,7 +111,7 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
     req_time: tf.Tensor | None = None,
   ) -> multi_hash_table_ops.MultiHashTable:
     """Runs the optimizers; returns the group after the write."""
-    if _sum_duplicates():
+    if sums_duplicates():
       dims = self.get_table_dim_sizes()
       unique = distribution_ops.unique_key_with_value_and_offset(
         ragged_id, dims, generate_buffer=False

@@ -147,16 +147,38 @@ class PsGroup:
     table = self.raw_table(i)
     if export_context.is_exporting():
       return table.raw_lookup(ids), []
-    (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
-    ids = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
-    flat = self.transfer.raw_lookup(i, table, ids, op)
-    (flat,), end = logging_ops.tensors_timestamp([flat])
+    [flat], timer = self.measure_lookup(
+      i,
+      [ids.values, ids.row_splits],
+      lambda values, row_splits: [
+        self.transfer.raw_lookup(
+          i, table, tf.RaggedTensor.from_row_splits(values, row_splits, validate=False), op
+        )
+      ],
+    )
+    return flat, [timer]
+
+  def measure_lookup(
+    self,
+    i: int,
+    tensors: Sequence[tf.Tensor],
+    look_up: Callable[..., Sequence[tf.Tensor]],
+  ) -> tuple[list[tf.Tensor], tf.Operation]:
+    """Looks server `i` up; returns what came, and what measures how long that took.
+
+    Args:
+      i: index of the server.
+      tensors: what it is asked.
+      look_up: `(*tensors) -> answer`, at least one tensor.
+    """
+    tensors, start = logging_ops.tensors_timestamp(tensors)
+    answer, end = logging_ops.tensors_timestamp(look_up(*tensors))
     timer = logging_ops.emit_timer(
       "embedding_lookup",
       tf.cast(end - start, tf.float32),
       tags={"model_name": native_task_context.get().model_name, "ps": str(i)},
     )
-    return flat, [timer]
+    return answer, timer
 
   def raw_update(
     self,
@@ -179,6 +201,19 @@ class PsGroup:
     """
     return self.transfer.raw_update(
       i, self.raw_table(i), ids, flat_grad, global_step, req_time, self._learning_rates, op=op
+    )
+
+  def near_update(
+    self,
+    i: int,
+    tensors: Sequence[tf.Tensor],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor,
+    update: Callable[..., Any],
+  ) -> multi_hash_table_ops.RawMultiTypeHashTable:
+    """Updates the group of server `i` as `PsTransfer.near_update` does; returns it after that."""
+    return self.transfer.near_update(
+      i, self.raw_table(i), tensors, global_step, req_time, self._learning_rates, update
     )
 
   def lookup(self, i: int, name_to_ids: Mapping[str, tf.Tensor], op: str) -> dict[str, tf.Tensor]:

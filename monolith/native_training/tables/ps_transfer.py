@@ -5,6 +5,9 @@ server at one time is packed into one, a parcel, and unpacked over there:
 
     lookup   row splits, ids                                              back: rows
     update   row splits, ids, gradients, global step, request time, learning rates
+
+Where a server is on the worker's own machine, parcels go through memory, and to make ids distinct
+costs more than to send all of them: such a server takes what tables in this process would.
 """
 
 from __future__ import annotations
@@ -54,7 +57,26 @@ def write_only_if(conditions: Sequence[tf.Tensor]) -> Iterator[None]:
     _conditions.reset(token)
 
 
-def _keep_if(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+# Whether servers read the memory of this process, as far as that can be told.
+_are_near: contextvars.ContextVar[bool] = contextvars.ContextVar("are_near", default=False)
+
+
+@contextlib.contextmanager
+def servers_on_this_machine(are_near: bool) -> Iterator[None]:
+  """Tells graphs that are built inside whether all servers are on this machine."""
+  token = _are_near.set(are_near and parcels.may_share_memory())
+  try:
+    yield
+  finally:
+    _are_near.reset(token)
+
+
+def are_servers_near() -> bool:
+  """Returns whether all servers are on this machine, and share memory with its processes."""
+  return _are_near.get()
+
+
+def keep_if(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
   """Returns `tensor`, without copying it, or nothing of it."""
   size = tf.cast(condition, tf.int64) * tf.shape(tensor, out_type=tf.int64)[0]
   begin = tf.zeros([tensor.shape.rank], tf.int64)
@@ -115,13 +137,13 @@ class PsTransfer:
     """
     if not name_to_ids:
       return {}
-    packed, sizes = self._send(tensor_utils.pack_tensors(dict(name_to_ids)), to=i)
+    packed, sizes = self.send(tensor_utils.pack_tensors(dict(name_to_ids)), to=i)
     with self.device(i):
       ids = tensor_utils.unpack_tensors({name: [None] for name in name_to_ids}, (packed, sizes))
       packed, sizes = tensor_utils.pack_tensors(table.lookup(ids))
       if self.float16:
         packed = tf.cast(packed, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
-    packed, sizes = self._fetch([packed, sizes], source=i)
+    packed, sizes = self.fetch([packed, sizes], source=i)
     if self.float16:
       packed = tf.cast(packed, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
     return tensor_utils.unpack_tensors(
@@ -157,7 +179,7 @@ class PsTransfer:
     ids, values, sizes = tensor_utils.pack_typed_keyed_tensors([name_to_ids, name_to_values])
     if float16:
       values = tf.cast(values, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
-    ids, values, sizes = self._send([ids, values, sizes], to=i)
+    ids, values, sizes = self.send([ids, values, sizes], to=i)
     with self.device(i):
       if float16:
         values = tf.cast(values, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
@@ -168,8 +190,8 @@ class PsTransfer:
       name_to_ids, name_to_values = tensor_utils.unpack_packed_tensors(shapes, [ids, values, sizes])
       if _conditions.get():
         condition = _conditions.get()[i]
-        name_to_ids = {name: _keep_if(condition, ids) for name, ids in name_to_ids.items()}
-        name_to_values = {name: _keep_if(condition, v) for name, v in name_to_values.items()}
+        name_to_ids = {name: keep_if(condition, ids) for name, ids in name_to_ids.items()}
+        name_to_values = {name: keep_if(condition, v) for name, v in name_to_values.items()}
       return update_fn(
         table, {name: (name_to_ids[name], name_to_values[name]) for name in name_to_pair}
       )
@@ -188,12 +210,12 @@ class PsTransfer:
     Returns:
       Flat float32 embeddings.
     """
-    row_splits, values = self._send([ids.row_splits, ids.values], to=i)
+    row_splits, values = self.send([ids.row_splits, ids.values], to=i)
     with self.device(i):
       flat = table.raw_lookup(tf.RaggedTensor.from_row_splits(values, row_splits, validate=False))
       if self.float16:
         flat = tf.cast(flat, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
-    [flat] = self._fetch([flat], source=i)
+    [flat] = self.fetch([flat], source=i)
     if self.float16:
       flat = tf.cast(flat, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
     return flat
@@ -231,21 +253,57 @@ class PsTransfer:
     tensors = [ids.row_splits, ids.values, flat_grad, tf.cast(global_step, tf.int64), req_time]
     if learning_rates is not None:
       tensors.append(learning_rates)
-    row_splits, values, flat_grad, global_step, req_time, *rates = self._send(tensors, to=i)
+    row_splits, values, flat_grad, global_step, req_time, *rates = self.send(tensors, to=i)
     with self.device(i), _after(row_splits):
       if self.float16:
         flat_grad = tf.cast(flat_grad, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
       if _conditions.get():
         condition = _conditions.get()[i]
-        values = _keep_if(condition, values)
+        values = keep_if(condition, values)
         row_splits = row_splits * tf.cast(condition, tf.int64)
-        flat_grad = _keep_if(condition, flat_grad)
+        flat_grad = keep_if(condition, flat_grad)
       if rates:
         table = table.with_learning_rates(rates[0])
       ids = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
       return table.raw_apply_gradients(ids, flat_grad, global_step, req_time)
 
-  def _send(self, tensors: Sequence[tf.Tensor], to: int) -> list[tf.Tensor]:
+  def near_update(
+    self,
+    i: int,
+    table: RawMultiTypeHashTable,
+    tensors: Sequence[tf.Tensor],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor,
+    learning_rates: tf.Tensor | None,
+    update: Callable[..., RawMultiTypeHashTable],
+  ) -> RawMultiTypeHashTable:
+    """Sends what an update takes to server `i`, and updates its native group there.
+
+    Args:
+      i: index of the server.
+      table: its group.
+      tensors: ids and gradients.
+      global_step: int64 scalar.
+      req_time: int64 scalar.
+      learning_rates: float32, for all segments of all tables; `None` if the group has its own.
+      update: `(group, tensors, global_step, req_time, condition) -> group after the write`, called
+        on the server. Without the condition, a bool scalar or `None`, nothing may be written.
+
+    Returns:
+      The group after the write.
+    """
+    sent = [*tensors, tf.cast(global_step, tf.int64), req_time]
+    if learning_rates is not None:
+      sent.append(learning_rates)
+    received = self.send(sent, to=i)
+    with self.device(i), _after(received[0]):
+      if learning_rates is not None:
+        table = table.with_learning_rates(received.pop())
+      *tensors, global_step, req_time = received
+      condition = _conditions.get()[i] if _conditions.get() else None
+      return update(table, tensors, global_step, req_time, condition)
+
+  def send(self, tensors: Sequence[tf.Tensor], to: int) -> list[tf.Tensor]:
     """Returns tensors as server `to` has them."""
     if not self.sends:
       return list(tensors)
@@ -253,7 +311,7 @@ class PsTransfer:
     with self.device(to), _after(parcel):
       return parcels.unpack(parcel, tensors, name=f"parcel_on_{to}")
 
-  def _fetch(self, tensors: Sequence[tf.Tensor], source: int) -> list[tf.Tensor]:
+  def fetch(self, tensors: Sequence[tf.Tensor], source: int) -> list[tf.Tensor]:
     """Returns tensors of server `source` as this process has them."""
     if not self.sends:
       return list(tensors)

@@ -18,6 +18,7 @@ from monolith.native_training import cpu_training, native_task
 from monolith.native_training.driver import run_record as training_run
 from monolith.native_training.driver import worker
 from monolith.native_training.service_discovery import HostServiceDiscovery
+from monolith.native_training.tables import ps_transfer
 from tests.free_ports import get_free_port
 
 
@@ -176,6 +177,22 @@ class AttemptTest(absltest.TestCase):
       self.assertEqual(manager._recovery_wait_secs, 1)
 
     self.assertIs(monitored_session.sm.SessionManager, original)
+
+  def test_servers_are_near_if_all_have_this_machine_s_address(self):
+    task = {"type": "worker", "index": 1}
+    for servers, want in (
+      (["h:1"], True),
+      (["h:1", "h:4"], True),
+      (["h:1", "g:1"], False),
+      (["g:2"], False),
+      ([], False),
+    ):
+      with worker._near_servers({"worker": ["g:2", "h:2"], "ps": servers}, task):
+        self.assertEqual(ps_transfer.are_servers_near(), want, servers)
+    with mock.patch.dict(os.environ, {"MONOLITH_SHARED_MEMORY": "0"}):
+      with worker._near_servers({"worker": ["g:2", "h:2"], "ps": ["h:1"]}, task):
+        self.assertFalse(ps_transfer.are_servers_near())
+    self.assertFalse(ps_transfer.are_servers_near())
 
   def test_variables_live_on_servers_and_the_rest_here(self):
     config = cpu_training.DistributedCpuTrainingConfig(num_ps=3)
