@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from monolith.native_training import device_utils, feature, prefetch_queue, utils
 from monolith.native_training.data import stream_positions
+from monolith.native_training.driver import pooled_steps
 from monolith.native_training.tables import gradient_checks, pooling, protocols, ps_transfer
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
@@ -85,6 +86,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
     stream_batch: the position of the stream after the batch; the push records it.
+    pooled_step: pools rows ahead of the step; `None` where the step does.
   """
 
   def __init__(
@@ -97,6 +99,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
     async_push: bool = False,
     stream_batch: stream_positions.StreamBatch | None = None,
+    pooled_step: pooled_steps.PooledStep | None = None,
   ):
     super().__init__(embeddings, embedding_slices)
     self._hash_table = hash_table
@@ -107,6 +110,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     self._async_push = async_push
     self._stream_batch = stream_batch
     self._is_stream_moved = False
+    self._pooled_step = pooled_step
 
   def apply_gradients(
     self, grads_and_vars: feature.GradsAndVars, req_time: tf.Tensor | None = None, scale: Any = 1
@@ -121,6 +125,15 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     del scale
     names = list(self._embeddings)
     gradients = _carry_back(grads_and_vars, self._embeddings)
+    pooled = pooled_steps.PooledGradients([], [])
+    if self._pooled_step is not None:
+      pooled = self._pooled_step.find_gradients(
+        {name: gradient for name, gradient in zip(names, gradients) if gradient is not None}
+      )
+    pooled_names = pooled.features()
+    gradients = [
+      None if name in pooled_names else gradient for name, gradient in zip(names, gradients)
+    ]
     # The kernels of tables on a GPU check by themselves; here, gradients would have to be copied.
     is_on_gpu = _are_on_gpu(self._embeddings)
     name_to_gradient = (
@@ -128,18 +141,27 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       if is_on_gpu
       else _check_gradients(names, gradients)
     )
+    pooled_gradients = gradient_checks.check_pooled_gradients(
+      pooled.gradients,
+      [f"feature {name}" for name in pooled_names],
+      pooling.to_numbers(pooled.parts, pooled_names),
+    )
     # A model may apply gradients in several calls, but the batch's samples count once.
     stream_batch = None if self._is_stream_moved else self._stream_batch
     self._is_stream_moved = True
-    if not name_to_gradient:
+    if not name_to_gradient and not pooled_names:
       if stream_batch is None:
         return tf.no_op()
       return stream_positions.get().move_after(None, stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
+    pooled_ids = {name: self._embedding_ids[name] for name in pooled_names}
     if is_on_gpu:
       # The step is on the host, and must not wait for the GPU.
       global_step = _step_after([])
       name_to_gradient = _gradients_after(self._embeddings.values(), name_to_gradient)
+    elif self._pooled_step is not None:
+      # Rows come out of a queue together with their ids.
+      global_step = _step_after([ids.values for ids in self._embedding_ids.values()][:1])
     else:
       global_step = _step_after(self._embeddings.values())
     req_time = self._req_time if req_time is None else req_time
@@ -147,6 +169,8 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     def push(
       name_to_ids: Mapping[str, tf.Tensor],
       name_to_gradient: Mapping[str, tf.Tensor],
+      pooled_ids: Mapping[str, tf.RaggedTensor],
+      pooled_gradients: Sequence[tf.Tensor],
       id_split: protocols.IdSplit | None,
       global_step: tf.Tensor,
       req_time: tf.Tensor | None,
@@ -158,11 +182,18 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
         batch = stream_positions.StreamBatch(**stream_batch)
         lacks = stream_positions.get().lacks(batch)
       with ps_transfer.write_only_if(lacks):
-        push_op = self._hash_table.apply_gradients(
-          {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
-          global_step,
-          req_time=req_time,
-        ).as_op()
+        hash_table = self._hash_table
+        if pooled_ids and self._pooled_step is not None:
+          hash_table = self._pooled_step.apply_gradients(
+            pooled_ids, pooled_gradients, pooled.parts, global_step, req_time
+          )
+        if name_to_ids:
+          hash_table = hash_table.apply_gradients(
+            {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
+            global_step,
+            req_time=req_time,
+          )
+        push_op = hash_table.as_op()
       if batch is None:
         return push_op
       # In the other order, a server that dies in between would lose the batch.
@@ -174,6 +205,8 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       (
         name_to_ids,
         name_to_gradient,
+        pooled_ids,
+        pooled_gradients,
         id_split,
         global_step,
         req_time,

@@ -283,13 +283,18 @@ class CpuTraining:
     if stream_batch is not None:
       self._check_stream(mode)
       auxiliary_bundle[lookups.STREAM_KEY] = stream_batch._asdict()
-    inputs, auxiliary_bundle = self._lookup_of_graph().look_up(
-      hash_table, features, auxiliary_bundle, async_function_mgr
+    trains = mode == _TRAIN and not export_context.is_exporting()
+    lookup = self._lookup_of_graph()
+    inputs, auxiliary_bundle = lookup.look_up(
+      hash_table, features, auxiliary_bundle, async_function_mgr, trains=trains
     )
     self._batch_size = inputs.batch_size()
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
+    if trains:
+      made = [one for one in (spec.train_op, spec.loss) if one is not None]
+      lookup.finish([one if isinstance(one, tf.Operation) else one.op for one in made])
     if self.config.num_ps and mode == _TRAIN:
       dense_parcels.combine(spec.train_op)
     spec = training_hooks.TrainingHooks(
@@ -402,7 +407,7 @@ class CpuTraining:
           return call(features).predictions
 
       with export_ctx.dense_sub_graph("dense_0").as_default():
-        helper = export_utils.RemotePredictHelper("gpu_remote_call", tuple(inputs), remote_call)
+        helper = export_utils.RemotePredictHelper("gpu_remote_call", inputs[:4], remote_call)
       predictions = helper.call_remote_predict(
         f"{self.config.model_name}:dense_0", old_model_name="dense_0"
       )

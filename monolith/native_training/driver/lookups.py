@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.data import stream_positions
 from monolith.native_training.data.training_instance.python import parser_utils
-from monolith.native_training.driver import dry_run
+from monolith.native_training.driver import dry_run, pooled_steps
 from monolith.native_training.driver.feature_factories import (
   _CpuFeatureFactory,
   _FusedCpuFeatureFactory,
@@ -61,15 +61,19 @@ class ModelInputs(NamedTuple):
     embeddings: feature name -> looked-up embeddings; `None` for a fused layout.
     slices: the pooled slices of them.
     layouts: layout name -> tensors of a fused layout.
+    ids: feature name -> the ids that were looked up, where one of these tells the batch's size.
   """
 
   features: Features
   embeddings: dict[str, tf.Tensor] | None = None
   slices: dict[pooling.SliceKey, tf.Tensor] | None = None
   layouts: dict[str, Any] | None = None
+  ids: dict[str, tf.RaggedTensor] | None = None
 
   def batch_size(self) -> tf.Tensor | None:
     """Returns how many examples a step has; `None` if no tensor tells."""
+    for ids in (self.ids or {}).values():
+      return ids.nrows(out_type=tf.int32)
     for value in tf.nest.flatten([self.slices, self.layouts], expand_composites=False):
       if isinstance(value, tf.Tensor) and value.shape.rank:
         return tf.shape(value)[0]
@@ -118,6 +122,7 @@ class InputLookup(abc.ABC):
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    trains: bool = False,
   ) -> tuple[ModelInputs, dict[str, Any]]:
     """Returns the inputs of the model, and the auxiliary bundle as it comes out of the queue.
 
@@ -126,10 +131,18 @@ class InputLookup(abc.ABC):
       features: what the input function gave.
       auxiliary_bundle: tensors that travel with the batch.
       async_function_mgr: runs what a step need not wait for.
+      trains: whether `finish` will be told what makes a step.
 
     Raises:
       KeyError: an embedding feature is missing.
       TypeError: one is not a ragged tensor of int64.
+    """
+
+  def finish(self, roots: Sequence[tf.Operation]) -> None:
+    """Completes the graph of a model that trains; to be called once it is built.
+
+    Args:
+      roots: the ops that make a step.
     """
 
   def _split(self, features: Features) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
@@ -201,6 +214,8 @@ class TableLookup(InputLookup):
 
   # The static batch size of each feature, where the input pipeline has packed their ids.
   _packed_rows: dict[str, int | None] | None = None
+  # Makes the queue of a model that is being built; returns the hook that fills it.
+  _finish: Callable[[Sequence[tf.Operation]], None] | None = None
 
   def pack_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Packs the ids of a batch into one tensor for a GPU, but for those the lookup will refuse."""
@@ -223,6 +238,7 @@ class TableLookup(InputLookup):
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    trains: bool = False,
   ) -> tuple[ModelInputs, dict[str, Any]]:
     """Looks up embeddings, perhaps ahead of the step."""
     config = self._config
@@ -244,6 +260,14 @@ class TableLookup(InputLookup):
       has_samples = None  # Now it is told for all that follows.
     slot_to_id = {name: ragged.values for name, ragged in ids.items()}
     embeddings = hash_table.lookup(slot_to_id)
+    if (
+      trains
+      and config.embedding_prefetch_capacity
+      and pooled_steps.can_pool(hash_table, embeddings)
+    ):
+      return self._look_up_pooled(
+        hash_table, embeddings, ids, dense, auxiliary_bundle, async_function_mgr, has_samples
+      )
     id_split = hash_table.get_id_split(slot_to_id)
     (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
       prefetch_queue.enqueue_dicts_with_queue_return(
@@ -272,6 +296,60 @@ class TableLookup(InputLookup):
     )
     return ModelInputs({**dense, **embeddings}, embeddings, slices), auxiliary_bundle
 
+  def _look_up_pooled(
+    self,
+    hash_table: Any,
+    embeddings: dict[str, tf.Tensor],
+    ids: dict[str, tf.RaggedTensor],
+    dense: dict[str, tf.Tensor],
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    has_samples: tf.Tensor | None,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Does the rest of `look_up` where rows can be pooled ahead of the step."""
+
+    def make_queue(tensors: list[tf.Tensor]) -> prefetch_queue._MultiFIFOQueue:
+      return prefetch_queue._MultiFIFOQueue(
+        tensors, self._config.embedding_prefetch_capacity, condition=has_samples
+      )
+
+    step = pooled_steps.PooledStep(
+      hash_table, embeddings, ids, (dense, auxiliary_bundle), make_queue
+    )
+    dense, auxiliary_bundle = step.others
+    counts = None if has_samples is None else auxiliary_bundle[STREAM_KEY]["counts"]
+    slices, req_time = self._pool(step.embeddings, step.ids, dense, async_function_mgr)
+    step.set_slices(slices)
+    self._ctx.feature_factory = _CpuFeatureFactory(
+      hash_table,
+      step.ids,
+      step.embeddings,
+      slices,
+      req_time,
+      async_function_mgr,
+      async_push=self._config.enable_embedding_postpush,
+      stream_batch=_take_stream_batch(auxiliary_bundle),
+      pooled_step=step,
+    )
+
+    def finish(roots: Sequence[tf.Operation]) -> None:
+      queue = step.finish(roots)
+      hash_table.add_queue_hook(
+        prefetch_queue.EnqueueHook(queue)
+        if has_samples is None
+        else stream_hook.StreamHook(queue, has_samples, counts)
+      )
+
+    self._finish = finish
+    features = {**dense, **step.embeddings}
+    return ModelInputs(features, step.embeddings, slices, ids=step.ids), auxiliary_bundle
+
+  def finish(self, roots: Sequence[tf.Operation]) -> None:
+    """Makes the queue of the graph, if it was left for now."""
+    if self._finish is not None:
+      self._finish(roots)
+      self._finish = None
+
 
 class RankLookup(InputLookup):
   """Looks up tables over synchronous ranks, which take ids that are reordered by rank."""
@@ -288,6 +366,7 @@ class RankLookup(InputLookup):
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    trains: bool = False,
   ) -> tuple[ModelInputs, dict[str, Any]]:
     """Looks up embeddings, ahead of the step where the tables have queues."""
     if _ELEMENT_KEY not in features:  # As in a prediction.
@@ -349,6 +428,7 @@ class LayoutLookup(InputLookup):
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    trains: bool = False,
   ) -> tuple[ModelInputs, dict[str, Any]]:
     """Looks up layouts, perhaps ahead of the step."""
     self._ctx.feature_factory = None

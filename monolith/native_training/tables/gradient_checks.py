@@ -33,6 +33,28 @@ def policy() -> str:
   return said
 
 
+def check_pooled_gradients(
+  gradients: Sequence[tf.Tensor], names: Sequence[str], parts: Sequence[int]
+) -> list[tf.Tensor]:
+  """Applies the policy to gradients of pooled rows.
+
+  Args:
+    gradients: float32 `[examples, columns]` each.
+    names: what columns belong to, in messages.
+    parts: what `pooling.to_numbers` returned for these names.
+
+  Raises:
+    ValueError: the environment variable has another value.
+  """
+  said = policy()
+  if said == "ignore" or not gradients:
+    return list(gradients)
+  with tf.device("/device:CPU:0"):
+    return gen_monolith_ops.monolith_check_pooled_gradients(
+      gradients, names=list(names), parts=list(parts), skip=said == "skip"
+    )
+
+
 def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """Applies the policy to values that are not finite.
 

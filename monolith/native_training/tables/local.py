@@ -9,7 +9,7 @@ for each of them, so that results do not depend on the number of servers. (A tab
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ from monolith.native_training import (
   multi_type_hash_table,
 )
 from monolith.native_training.runtime.ops import gen_monolith_ops
-from monolith.native_training.tables import merging
+from monolith.native_training.tables import merging, pooling
 
 _PER_OCCURRENCE_ENV = "MONOLITH_UPDATE_PER_OCCURRENCE"
 
@@ -100,6 +100,66 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
         hash_table_utils.as_req_time(req_time),
         tf.cast(global_step, tf.int64),
         tables=[self._table_names.index(slot) for slot in slot_to_id_and_grad],
+      )
+    )
+
+  def lookup_pooled(
+    self,
+    slot_to_ids: Mapping[str, tf.RaggedTensor],
+    widths: Sequence[int],
+    parts: Sequence[pooling.PooledPart],
+  ) -> list[tf.Tensor]:
+    """Returns sums of the rows of each example's ids, side by side.
+
+    Args:
+      slot_to_ids: ids `[examples, None]`; features without a part are not looked up.
+      widths: how many columns each result has.
+      parts: what they are.
+
+    Returns:
+      float32 `[examples, width]` for each width.
+    """
+    slots = list(dict.fromkeys(part.feature for part in parts))
+    return self._run(
+      gen_monolith_ops.monolith_multi_hash_table_lookup_pooled,
+      [_as_ids(slot_to_ids[slot].values) for slot in slots],
+      [tf.cast(slot_to_ids[slot].row_splits, tf.int64) for slot in slots],
+      tables=[self._table_names.index(slot) for slot in slots],
+      widths=list(widths),
+      parts=pooling.to_numbers(parts, slots),
+      num_outputs=len(widths),
+    )
+
+  def apply_pooled_gradients(
+    self,
+    slot_to_ids: Mapping[str, tf.RaggedTensor],
+    gradients: Sequence[tf.Tensor],
+    parts: Sequence[pooling.PooledPart],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> multi_hash_table_ops.MultiHashTable:
+    """Runs the optimizers as `apply_gradients` does; returns the group after the write.
+
+    Args:
+      slot_to_ids: ids `[examples, None]`.
+      gradients: float32 `[examples, columns]`, of sums of rows.
+      parts: what the columns are; others are ignored. Columns of rows that have none have the
+        gradient 0.
+      global_step: int64 scalar.
+      req_time: int64, seconds; becomes the rows' time of last update.
+    """
+    slots = list(dict.fromkeys(part.feature for part in parts))
+    return self._with_handle(
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_optimize_pooled,
+        [_as_ids(slot_to_ids[slot].values) for slot in slots],
+        [tf.cast(slot_to_ids[slot].row_splits, tf.int64) for slot in slots],
+        list(gradients),
+        self._learning_rate_tensor,
+        hash_table_utils.as_req_time(req_time),
+        tf.cast(global_step, tf.int64),
+        tables=[self._table_names.index(slot) for slot in slots],
+        parts=pooling.to_numbers(parts, slots),
       )
     )
 

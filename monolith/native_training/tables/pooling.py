@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -23,6 +24,29 @@ _REDUCED_EMBEDDINGS = "monolith_reduced_embs"
 _POOLS_ATTRIBUTE = "_monolith_pools"
 
 _GPU = "/device:GPU:0"
+
+
+class PooledPart(NamedTuple):
+  """Tells where columns of a feature's rows lie in a tensor of pooled rows.
+
+  Attributes:
+    feature: the feature's name.
+    column: the first of these columns in its rows.
+    width: how many there are.
+    pooled: the number of the tensor of pooled rows.
+    pooled_column: the first of these columns there.
+  """
+
+  feature: str
+  column: int
+  width: int
+  pooled: int
+  pooled_column: int
+
+
+def to_numbers(parts: Sequence[PooledPart], features: Sequence[str]) -> list[int]:
+  """Returns parts as ops on pooled rows take them, with the place of each feature for its name."""
+  return [number for part in parts for number in (features.index(part.feature), *part[1:])]
 
 
 class SliceKey(str):
