@@ -36,7 +36,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
   ("update of rows", r"ResourceSparseApply|ScatterSub|ScatterAdd|ResourceScatter", r"^$"),
   ("unique", r"Unique|Reorder|SplitByIndices|FusedGather|ShardingSparse", r"^$"),
   ("lookup", r"HashTable.*Lookup|LookupList|ResourceGather|^GatherV2", r"^$"),
-  ("checks of gradients", r"CheckGradients|CheckNumerics|IsFinite", r"^$"),
+  ("checks of gradients", r"CheckGradients|CheckPooledGradients|CheckNumerics|IsFinite", r"^$"),
   ("pooling", r"Rowids|ReduceSumAndSplit$|SegmentSum|ReduceMean$", r"^$"),
   ("pooling, backward", r"ReduceSumAndSplitGradient|BroadcastTo", r"^$"),
   ("queues", r"Queue|Barrier|^Stage|^Unstage", r"^$"),

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--jobs", nargs="*", default=[], metavar="N+M", help="jobs of N servers and M workers, too"
   )
+  group.add_argument(
+    "--steps-per-execution", type=int, default=1, help="steps between callbacks, of all Keras roles"
+  )
   group.add_argument("--features", type=int, default=train_process.Data.features)
   group.add_argument("--batch", type=int, default=train_process.Data.batch)
 
@@ -68,7 +71,15 @@ def _measure_on(
       first = i * count if (i + 1) * count <= len(available) else 0
       cores = ",".join(map(str, available[first : first + count]))
       processes.append(
-        Process(role, data, args.steps, cores, f"{role}_{in_flight}_{count}", in_flight)
+        Process(
+          role,
+          data,
+          args.steps,
+          cores,
+          f"{role}_{in_flight}_{count}",
+          in_flight,
+          [f"--steps_per_execution={args.steps_per_execution}"],
+        )
       )
     for process in processes:
       process.answer()

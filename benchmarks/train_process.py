@@ -117,7 +117,7 @@ def batches(data: Data) -> tf.data.Dataset:
   return tf.data.Dataset.zip((ids, read(LABELS_FILE, tf.float32, [data.batch]))).repeat()
 
 
-def train_keras(data: Data, rounds: Rounds, tuned: bool) -> None:
+def train_keras(data: Data, rounds: Rounds, tuned: bool, steps_per_execution: int = 1) -> None:
   """Trains the model with hashed `Embedding` tables, in the graph that `fit` makes.
 
   Args:
@@ -125,6 +125,7 @@ def train_keras(data: Data, rounds: Rounds, tuned: bool) -> None:
     rounds: how long.
     tuned: the fastest way we found instead of the usual one: a plain modulo, as the ids are
       scrambled, for the `Hashing` layer, and the legacy optimizer, which has a fused op for rows.
+    steps_per_execution: how many steps `fit` makes between two looks at callbacks.
   """
   layers, optimizers = tf.keras.layers, tf.keras.optimizers
 
@@ -146,13 +147,14 @@ def train_keras(data: Data, rounds: Rounds, tuned: bool) -> None:
   model.compile(
     adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
     tf.keras.losses.BinaryCrossentropy(from_logits=True),
+    steps_per_execution=steps_per_execution,
   )
 
   dataset = batches(data).map(to_inputs).prefetch(tf.data.AUTOTUNE)
-  _fit(model, dataset, rounds)
+  _fit(model, dataset, rounds, steps_per_execution)
 
 
-def train_monolith_keras(data: Data, rounds: Rounds) -> None:
+def train_monolith_keras(data: Data, rounds: Rounds, steps_per_execution: int = 1) -> None:
   """Trains the model with our tables as a Keras layer, in the graph that `fit` makes."""
   import monolith.keras
   from monolith.native_training import entry
@@ -166,25 +168,27 @@ def train_monolith_keras(data: Data, rounds: Rounds) -> None:
   adagrad = entry.AdagradOptimizer(LEARNING_RATE, INITIAL_ACCUMULATOR)
   inputs = {name: tf.keras.Input([], dtype=tf.int64, name=name) for name in names}
   group = monolith.keras.layers.EmbeddingGroup(
-    {name: monolith.keras.layers.Feature(DIM, adagrad) for name in names}
+    {name: monolith.keras.layers.Feature(DIM, adagrad) for name in names}, concatenate=True
   )
-  vectors = group(inputs)
-  units = layers.Concatenate()([vectors[name] for name in names])
+  units = group(inputs)
   for size in UNITS:
     units = layers.Dense(size, "relu")(units)
   model = tf.keras.Model(inputs, layers.Dense(1)(units))
   model.compile(
     tf.keras.optimizers.Adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
     tf.keras.losses.BinaryCrossentropy(from_logits=True),
+    steps_per_execution=steps_per_execution,
   )
   dataset = batches(data).map(to_inputs).prefetch(tf.data.AUTOTUNE)
-  _fit(model, dataset, rounds)
+  _fit(model, dataset, rounds, steps_per_execution)
 
 
-def _fit(model: tf.keras.Model, dataset: tf.data.Dataset, rounds: Rounds) -> None:
+def _fit(
+  model: tf.keras.Model, dataset: tf.data.Dataset, rounds: Rounds, steps_per_execution: int
+) -> None:
   class Callback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-      if not rounds.step_done():
+      if not rounds.step_done(steps_per_execution):
         self.model.stop_training = True
 
   model.fit(dataset, steps_per_epoch=1 << 40, verbose=0, callbacks=[Callback()])
@@ -319,6 +323,9 @@ def main() -> None:
   parser.add_argument("--num_ps", type=int, default=1)
   parser.add_argument("--num_workers", type=int, default=1)
   parser.add_argument("--in_flight", type=int, default=1, help="steps at the same time, of `local`")
+  parser.add_argument(
+    "--steps_per_execution", type=int, default=1, help="steps between callbacks, of Keras"
+  )
   parser.add_argument("--warm_up", type=int, default=48, help="steps before the first round")
   parser.add_argument("--steps", type=int, default=20, help="of a round")
   args = parser.parse_args()
@@ -327,9 +334,9 @@ def main() -> None:
   rounds = Rounds(args.warm_up, args.steps)
   data = Data(args.folder, args.features, args.batch, args.job)
   if args.role == "monolith_keras":
-    train_monolith_keras(data, rounds)
+    train_monolith_keras(data, rounds, args.steps_per_execution)
   elif args.role.endswith("keras"):
-    train_keras(data, rounds, tuned=args.role.startswith("tuned"))
+    train_keras(data, rounds, args.role.startswith("tuned"), args.steps_per_execution)
   elif args.role == "local":
     train_locally(data, rounds, args.in_flight)
   else:
