@@ -7,17 +7,18 @@ servers is different, nor are the results.
 
     server elsewhere    distinct ids ->     <- their rows       distinct ids, sums of gradients ->
     server near by      all ids ->          <- all rows         all ids, all gradients ->
+                        ids, row splits ->  <- pooled rows      ids, row splits, their gradients ->
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from monolith.native_training import distributed_ps, hash_table_utils
-from monolith.native_training.tables import id_pairs, local, protocols, ps_transfer
+from monolith.native_training.tables import id_pairs, local, pooling, protocols, ps_transfer
 
 
 class NearServerHashTable(distributed_ps.DistributedMultiTypeHashTable):
@@ -99,6 +100,61 @@ class NearServerHashTable(distributed_ps.DistributedMultiTypeHashTable):
       update,
     )
 
+  def lookup_pooled(
+    self,
+    slot_to_ids: Mapping[str, tf.RaggedTensor],
+    widths: Sequence[int],
+    parts: Sequence[pooling.PooledPart],
+  ) -> list[tf.Tensor]:
+    """Returns sums of the rows of each example's ids, as `LocalMultiHashTable` does."""
+    slots = list(dict.fromkeys(part.feature for part in parts))
+    transfer = self._group.transfer
+    table = cast(local.LocalMultiHashTable, self._group.raw_table(0))
+
+    def look_up(*tensors: tf.Tensor) -> list[tf.Tensor]:
+      received = transfer.send(tensors, to=0)
+      with transfer.device(0):
+        pooled = table.lookup_pooled(_to_ragged(slots, received), widths, parts)
+      return transfer.fetch(pooled, source=0)
+
+    with tf.name_scope("dmtht_lu"):
+      pooled, timer = self._group.measure_lookup(0, _to_tensors(slots, slot_to_ids), look_up)
+      with tf.control_dependencies([timer]):
+        return [tf.identity(tensor) for tensor in pooled]
+
+  def apply_pooled_gradients(
+    self,
+    slot_to_ids: Mapping[str, tf.RaggedTensor],
+    gradients: Sequence[tf.Tensor],
+    parts: Sequence[pooling.PooledPart],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> distributed_ps.DistributedMultiTypeHashTable:
+    """Runs the optimizers on gradients of pooled rows, as `LocalMultiHashTable` does."""
+    slots = list(dict.fromkeys(part.feature for part in parts))
+    num_ids = 2 * len(slots)
+
+    def update(
+      table: local.LocalMultiHashTable,
+      tensors: list[tf.Tensor],
+      global_step: tf.Tensor,
+      req_time: tf.Tensor,
+      condition: tf.Tensor | None,
+    ) -> Any:
+      ids, gradients = tensors[:num_ids], tensors[num_ids:]
+      if condition is not None:
+        # Examples without ids: there are as many as gradients have rows.
+        values, splits = ids[: len(slots)], ids[len(slots) :]
+        values = [ps_transfer.keep_if(condition, tensor) for tensor in values]
+        ids = [*values, *(tensor * tf.cast(condition, tf.int64) for tensor in splits)]
+      return table.apply_pooled_gradients(
+        _to_ragged(slots, ids), gradients, parts, global_step, req_time
+      )
+
+    return self._near_update(
+      [*_to_tensors(slots, slot_to_ids), *gradients], global_step, req_time, update
+    )
+
   def get_id_split(self, slot_to_id: Mapping[str, tf.Tensor]) -> protocols.IdSplit | None:
     """Returns `None`: nothing was found out here."""
     return None
@@ -110,3 +166,22 @@ class NearServerHashTable(distributed_ps.DistributedMultiTypeHashTable):
       req_time = hash_table_utils.as_req_time(req_time)
       table = self._group.near_update(0, tensors, global_step, req_time, update)
       return self._with_tables([table])
+
+
+def _to_tensors(
+  slots: Sequence[str], slot_to_ids: Mapping[str, tf.RaggedTensor]
+) -> list[tf.Tensor]:
+  """Returns the ids of slots, and then their row splits."""
+  ids = [slot_to_ids[slot] for slot in slots]
+  return [
+    *(ragged.values for ragged in ids),
+    *(tf.cast(ragged.row_splits, tf.int64) for ragged in ids),
+  ]
+
+
+def _to_ragged(slots: Sequence[str], tensors: Sequence[tf.Tensor]) -> dict[str, tf.RaggedTensor]:
+  """Returns by slot what `_to_tensors` took apart."""
+  return {
+    slot: tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+    for slot, values, splits in zip(slots, tensors, tensors[len(slots) :])
+  }

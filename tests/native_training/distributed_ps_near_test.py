@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from absl.testing import parameterized
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
@@ -12,7 +13,8 @@ from monolith.native_training import (
   learning_rate_functions,
   test_utils,
 )
-from monolith.native_training.tables import ps_transfer
+from monolith.native_training.driver import pooled_steps
+from monolith.native_training.tables import pooling, ps_transfer
 from tests.hash_table_testing import config_of, segment
 
 tf.compat.v1.disable_eager_execution()
@@ -36,7 +38,7 @@ def _batches():
   ]
 
 
-class NearServerHashTableTest(tf.test.TestCase):
+class NearServerHashTableTest(tf.test.TestCase, parameterized.TestCase):
   def session(self):
     """Returns one on a server of its own, whose tables are empty."""
     self.servers, config = test_utils.create_test_ps_cluster(1)
@@ -62,7 +64,7 @@ class NearServerHashTableTest(tf.test.TestCase):
   def feed(self, inputs, batch):
     return {inputs[slot]: tf.compat.v1.ragged.RaggedTensorValue(*batch[slot]) for slot in batch}
 
-  def results(self, num_ps, near):
+  def results(self, num_ps, near, pooled):
     """Returns what was looked up before and after each of several updates."""
     with tf.Graph().as_default():
       step = tf.compat.v1.train.create_global_step()
@@ -70,17 +72,27 @@ class NearServerHashTableTest(tf.test.TestCase):
       self.assertEqual(isinstance(tables, distributed_ps_near.NearServerHashTable), near)
       inputs = self.inputs()
       rate = tf.constant(7, tf.int64)
-      slot_to_id = {slot: ids.values for slot, ids in inputs.items()}
-      looked_up = tables.lookup(slot_to_id)
-      rows = [looked_up[slot] for slot in _DIMS]
-      update = tables.apply_gradients(
-        {
-          slot: (ids, tf.sin(looked_up[slot]) + tf.range(_DIMS[slot], dtype=tf.float32))
-          for slot, ids in slot_to_id.items()
-        },
-        step,
-        rate,
-      )
+      if pooled:
+        parts = [
+          pooling.PooledPart("b", 0, 2, 0, 0),
+          pooling.PooledPart("a", 0, 16, 0, 2),
+          pooling.PooledPart("b", 2, 1, 0, 18),
+        ]
+        rows = tables.lookup_pooled(inputs, [19], parts)
+        gradients = [tf.sin(row) + tf.range(19, dtype=tf.float32) for row in rows]
+        update = tables.apply_pooled_gradients(inputs, gradients, parts, step, rate)
+      else:
+        slot_to_id = {slot: ids.values for slot, ids in inputs.items()}
+        looked_up = tables.lookup(slot_to_id)
+        rows = [looked_up[slot] for slot in _DIMS]
+        update = tables.apply_gradients(
+          {
+            slot: (ids, tf.sin(looked_up[slot]) + tf.range(_DIMS[slot], dtype=tf.float32))
+            for slot, ids in slot_to_id.items()
+          },
+          step,
+          rate,
+        )
       with tf.control_dependencies([update.as_op()]):
         next_step = tf.compat.v1.assign_add(step, 1).op
       session = self.session()
@@ -89,41 +101,56 @@ class NearServerHashTableTest(tf.test.TestCase):
         found.append(session.run([rows, next_step], self.feed(inputs, batch))[0])
       return found
 
-  def test_results_are_those_of_tables_in_this_process(self):
-    want = self.results(0, False)
-    found = self.results(1, True)
+  @parameterized.parameters(False, True)
+  def test_results_are_those_of_tables_in_this_process(self, pooled):
+    want = self.results(0, False, pooled)
+    found = self.results(1, True, pooled)
     self.assertGreater(np.abs(want[-1][0]).sum(), 0)
     for want_rows, found_rows in zip(want, found):
       for want_row, found_row in zip(want_rows, found_rows):
         np.testing.assert_array_equal(found_row, want_row)
 
   def test_results_are_those_of_a_server_elsewhere(self):
-    for want_rows, found_rows in zip(self.results(1, False), self.results(1, True)):
+    for want_rows, found_rows in zip(
+      self.results(1, False, pooled=False), self.results(1, True, pooled=False)
+    ):
       for want_row, found_row in zip(want_rows, found_rows):
         np.testing.assert_array_equal(found_row, want_row)
 
-  def test_nothing_is_written_without_the_condition(self):
+  @parameterized.parameters(False, True)
+  def test_nothing_is_written_without_the_condition(self, pooled):
     with tf.Graph().as_default():
       tables, inputs = self.make_tables(1, True), self.inputs()
       condition = tf.compat.v1.placeholder(tf.bool, [])
+      step = tf.constant(0, tf.int64)
+      parts = [pooling.PooledPart("a", 0, 16, 0, 0), pooling.PooledPart("b", 0, 3, 0, 16)]
       with ps_transfer.write_only_if([condition]):
-        update = tables.apply_gradients(
-          {
-            slot: (ids.values, tf.ones([tf.size(ids.values), _DIMS[slot]]))
-            for slot, ids in inputs.items()
-          },
-          tf.constant(0, tf.int64),
-        )
-      rows = tables.lookup({slot: ids.values for slot, ids in inputs.items()})
+        if pooled:
+          update = tables.apply_pooled_gradients(inputs, [tf.ones([_EXAMPLES, 19])], parts, step)
+        else:
+          update = tables.apply_gradients(
+            {
+              slot: (ids.values, tf.ones([tf.size(ids.values), _DIMS[slot]]))
+              for slot, ids in inputs.items()
+            },
+            step,
+          )
+      [rows] = tables.lookup_pooled(inputs, [19], parts)
       update = update.as_op()
       session, feed = self.session(), self.feed(inputs, _batches()[0])
       before = session.run(rows, feed)
       session.run(update, {**feed, condition: False})
-      self.assertAllEqual(session.run(rows, feed)["a"], before["a"])
+      np.testing.assert_array_equal(session.run(rows, feed), before)
       session.run(update, {**feed, condition: True})
-      after = session.run(rows, feed)
-      for slot in _DIMS:
-        self.assertTrue(np.any(after[slot] != before[slot], axis=0).all())
+      changed = np.any(session.run(rows, feed) != before, axis=0)
+      self.assertTrue(changed.all())
+
+  @parameterized.parameters(False, True)
+  def test_steps_are_pooled_ahead(self, near):
+    with tf.Graph().as_default():
+      tables = self.make_tables(1, near)
+      rows = tables.lookup({"a": tf.constant([4], tf.int64)})
+      self.assertEqual(pooled_steps.can_pool(tables, rows), near)
 
   def test_slots_without_a_table_and_updates_of_none(self):
     with tf.Graph().as_default():

@@ -1,9 +1,9 @@
 """Pools rows, and puts them side by side as the model does, ahead of the step.
 
 A model that begins with `tf.concat` of its pooled features waits for a copy of all of them, and its
-gradient is cut into as many pieces again. Where tables are in this process, the lookup ahead of the
-step writes rows where the model's own concatenation would have them, and the update takes the
-gradient of the whole:
+gradient is cut into as many pieces again. Where tables are in this process, or on the only server
+and share memory with it, the lookup ahead of the step writes rows where the model's own
+concatenation would have them, and the update takes the gradient of the whole:
 
   in the step         ids -> rows -> pool -> slices -> tf.concat -> layers
                       update <- gradients of rows <- of slices <- split <- gradient of the whole
@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import nested_tensors, prefetch_queue
+from monolith.native_training import distributed_ps_near, nested_tensors, prefetch_queue
 from monolith.native_training.tables import local, pooling, protocols
 
 _POOL = "MonolithFusedReduceSumAndSplit"
@@ -40,7 +40,7 @@ def can_pool(hash_table: Any, embeddings: Mapping[str, tf.Tensor]) -> bool:
     embeddings: what it has looked up.
   """
   return (
-    isinstance(hash_table, local.LocalMultiHashTable)
+    isinstance(hash_table, (local.LocalMultiHashTable, distributed_ps_near.NearServerHashTable))
     and local.sums_duplicates()
     and bool(embeddings)
     and not any("GPU" in tensor.device for tensor in embeddings.values())
@@ -77,7 +77,7 @@ class PooledStep:
 
   def __init__(
     self,
-    hash_table: local.LocalMultiHashTable,
+    hash_table: local.LocalMultiHashTable | distributed_ps_near.NearServerHashTable,
     embeddings: dict[str, tf.Tensor],
     ids: dict[str, tf.RaggedTensor],
     others: Any,
