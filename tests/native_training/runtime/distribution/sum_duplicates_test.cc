@@ -20,7 +20,7 @@ TEST(SumsByIdTest, InOrderOfFirstAppearance) {
   const std::vector<float> rows = {1, 10, 2, 20, 3, 30, 4, 40, 5, 50, 6, 60};
   SumsById sums;
   sums.Clear(6, 2);
-  sums.Add(ids.data(), rows.data(), 6, kInOrder);
+  sums.Add(ids.data(), rows.data(), 2, 6, kInOrder);
 
   ASSERT_EQ(sums.size(), 3);
   EXPECT_EQ(std::vector<int64_t>(sums.ids(), sums.ids() + 3),
@@ -36,12 +36,12 @@ TEST(SumsByIdTest, TakesPositionsAndForgetsWhatWasBefore) {
   const std::vector<float> rows = {1, 2, 4, 8, 16};
   SumsById sums;
   sums.Clear(5, 1);
-  sums.Add(ids.data(), rows.data(), 5, kInOrder);
+  sums.Add(ids.data(), rows.data(), 1, 5, kInOrder);
   ASSERT_EQ(sums.size(), 3);
   sums.Clear(3, 1);
   EXPECT_EQ(sums.size(), 0);
   const std::vector<int64_t> positions = {4, 1, 0};
-  sums.Add(ids.data(), rows.data(), 3, [&](int64_t k) { return positions[k]; });
+  sums.Add(ids.data(), rows.data(), 1, 3, [&](int64_t k) { return positions[k]; });
   ASSERT_EQ(sums.size(), 2);
   EXPECT_EQ(sums.ids()[0], 1);
   EXPECT_EQ(sums.sums()[0], 17);
@@ -49,11 +49,22 @@ TEST(SumsByIdTest, TakesPositionsAndForgetsWhatWasBefore) {
   EXPECT_EQ(sums.sums()[1], 2);
 }
 
+TEST(SumsByIdTest, RowsAreColumnsOfALargerMatrix) {
+  const std::vector<int64_t> ids = {7, 8, 7};
+  const std::vector<float> matrix = {0, 1, 10, 0, 2, 20, 0, 3, 30};
+  SumsById sums;
+  sums.Clear(3, 2);
+  sums.Add(ids.data(), matrix.data() + 1, 3, 3, kInOrder);
+
+  ASSERT_EQ(sums.size(), 2);
+  EXPECT_EQ(std::vector<float>(sums.sums(), sums.sums() + 4), (std::vector<float>{4, 40, 2, 20}));
+}
+
 TEST(SumsByIdTest, NothingIsNothing) {
   SumsById sums;
   EXPECT_EQ(sums.size(), 0);
   sums.Clear(0, 4);
-  sums.Add(nullptr, nullptr, 0, kInOrder);
+  sums.Add(nullptr, nullptr, 4, 0, kInOrder);
   EXPECT_EQ(sums.size(), 0);
 }
 
@@ -74,8 +85,8 @@ TEST(SumsByIdTest, EqualsAMap) {
       }
     }
     sums.Clear(n, 3);
-    sums.Add(ids.data(), rows.data(), n / 2, kInOrder);
-    sums.Add(ids.data() + n / 2, rows.data() + n / 2 * 3, n - n / 2, kInOrder);
+    sums.Add(ids.data(), rows.data(), 3, n / 2, kInOrder);
+    sums.Add(ids.data() + n / 2, rows.data() + n / 2 * 3, 3, n - n / 2, kInOrder);
     ASSERT_EQ(sums.size(), static_cast<int64_t>(want.size()));
     for (int64_t i = 0; i < sums.size(); ++i) {
       const std::vector<float> sum(sums.sums() + i * 3, sums.sums() + i * 3 + 3);
