@@ -1,8 +1,8 @@
 """Training that looks rows up ahead of a step, row by row against NumPy, in both memories.
 
 Gradients depend on the batch alone, so that rows after each step are known, whatever a lookup has
-seen; and each row that a lookup sees has to be what it was after one of the steps that it may have
-missed.
+seen; and each row that a step computes with has to be what it was after one of the steps that it
+may have missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ tf.compat.v1.disable_eager_execution()
 _HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 _RATE, _INITIAL = 0.5, 0.25
 _DIMS = {"once": 4, "often": 64}  # by feature: one id of each example, or up to three
-_NUM_IDS, _BATCH, _STEPS, _LAST = 40, 32, 30, 5
+_NUM_IDS, _BATCH, _STEPS, _LAST = 40, 32, 30, 7
 _SEEN = "seen_rows"
 
 
@@ -75,6 +75,14 @@ def _row_histories(batches: list[dict[str, Any]]) -> dict[str, np.ndarray]:
   return histories
 
 
+def _sums(rows: np.ndarray, batch: dict[str, Any]) -> np.ndarray:
+  """Returns the sum of the rows of each example's ids of `often`."""
+  examples = np.repeat(np.arange(_BATCH), np.diff(batch["splits"]))
+  sums = np.zeros([_BATCH, rows.shape[1]])
+  np.add.at(sums, examples, rows[batch["often"]])
+  return sums
+
+
 class _LinearTask(native_task.NativeTask):
   """Sums rows times factors: Adagrad on what has one id for an example, SGD on the other."""
 
@@ -108,7 +116,7 @@ class _LinearTask(native_task.NativeTask):
     return self._model_fn
 
   def _model_fn(self, features: Any, mode: str, config: Any) -> Any:
-    loss, columns = 0.0, []
+    loss, columns, seen = 0.0, [], []
     for name, dim in _DIMS.items():
       slot = self.ctx.create_feature_slot(
         feature.FeatureSlotConfig(
@@ -124,20 +132,23 @@ class _LinearTask(native_task.NativeTask):
       vectors = columns[-1].embedding_lookup(slot.add_feature_slice(dim))
       with device_utils.maybe_device_if_allowed("/device:GPU:0"):
         loss += tf.reduce_sum(vectors * features[f"{name}_factors"])
+        seen.append(tf.identity(vectors))
     embeddings = [column.get_all_embeddings_concat() for column in columns]
-    for tensor in embeddings:
+    for tensor in seen:
       tf.compat.v1.add_to_collection(_SEEN, tensor)
     gradients = tf.gradients(loss, embeddings)
     step = tf.compat.v1.train.get_or_create_global_step()
     train_op = tf.group(
       self.ctx.apply_embedding_gradients(zip(gradients, embeddings)),
       tf.compat.v1.assign_add(step, 1),
+      # Parts of the step, which so have its rows. What a hook alone asks for is looked up for it.
+      *seen,
     )
     return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
 class _SeenRows(tf.compat.v1.train.SessionRunHook):
-  """Keeps the rows that each step has seen, one for each id of the batch."""
+  """Keeps the pooled rows that each step has seen, by feature."""
 
   def __init__(self) -> None:
     self.rows: list[list[np.ndarray]] = []
@@ -192,17 +203,22 @@ class LookAheadTest(tf.test.TestCase, parameterized.TestCase):
     histories = _row_histories(batches)
     # A queue of n batches, one that waits for room in it, and a push during the next step.
     most = (ahead + 1 if ahead else 0) + postpush
-    missed = [
-      self._steps_missed(rows, batches[step][name], histories[name], step, most)
-      for step, all_rows in enumerate(seen.rows)
-      for name, rows in zip(_DIMS, all_rows)
-    ]
+    missed = []
+    for step, (once, often) in enumerate(seen.rows):
+      missed.append(self._steps_missed(once, batches[step]["once"], histories["once"], step, most))
+      # Rows of one example may have missed different steps. All of them only become smaller.
+      newest, oldest = (
+        _sums(histories["often"][max(0, step - late)], batches[step]) for late in (0, most)
+      )
+      self.assertTrue(np.all((newest - 1e-3 < often) & (often < oldest + 1e-3)), step)
     self.assertLessEqual(max(missed), most)
     # After the last gradients every row is what it has to be.
-    for name, rows in zip(_DIMS, seen.rows[-1]):
-      np.testing.assert_allclose(
-        rows, histories[name][-1][batches[-1][name]], rtol=2e-5, atol=2e-5, err_msg=name
-      )
+    once, often = seen.rows[-1]
+    wanted = histories["once"][-1][batches[-1]["once"]]
+    np.testing.assert_allclose(once, wanted, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+      often, _sums(histories["often"][-1], batches[-1]), rtol=2e-5, atol=2e-5
+    )
 
   def _steps_missed(self, rows, ids, history, step, most):
     """Returns how many steps the row of an id has missed, at most; fails where none explains it."""
