@@ -47,8 +47,8 @@ def load_op_library(path: str) -> types.ModuleType:
     return sys.modules[name]
   module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, None))
   exec(_compile(source, path), module.__dict__)
-  # As TensorFlow does it, so that AutoGraph leaves the wrappers alone; but AutoGraph looks for it in
-  # the module's name, where it is not, and warns of each wrapper that it has no source.
+  # As TensorFlow does it, so that AutoGraph leaves the wrappers alone; but AutoGraph looks for it
+  # in the module's name, where it is not, and warns of each wrapper that it has no source.
   module._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]
   for wrapper in vars(module).values():
     if isinstance(wrapper, types.FunctionType) and wrapper.__module__ == name:
