@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -177,7 +178,8 @@ def _make_table(config: EmbeddingConfig, device: Any, process_group: Any) -> row
       initial_capacity=max(1, capacity),
     )
   except ValueError as error:
-    if "initial_capacity" not in str(error):
+    # Tables in main memory and on a GPU have a word of their own for it.
+    if not re.search(r"\b(initial_)?capacity\b", str(error)):
       raise
     raise ValueError(
       f"num_embeddings of table {config.name!r} is {number}, for which there is no room. Leave it "

@@ -599,7 +599,10 @@ class ModulesTest(unittest.TestCase):
     )
     self.assertEqual(keyed["i"].values().tolist(), [3, 4])
     self.assertEqual(list(keyed.to_dict()), ["u", "i"])
-    for one in (keyed["u"], keyed.to(self.device)["u"], keyed.to("cpu", non_blocking=True)["u"]):
+    copied = keyed.to("cpu", non_blocking=True)["u"]
+    if self.device == "cuda":
+      torch.cuda.synchronize()  # as after every copy that does not block
+    for one in (keyed["u"], keyed.to(self.device)["u"], copied):
       self.assertEqual([bag.tolist() for bag in one.to_dense()], [[1, 2], []])
       self.assertEqual((one.lengths().tolist(), one.offsets().tolist()), ([2, 0], [0, 2, 2]))
       self.assertEqual(one.weights().tolist(), [0.0, 1.0])
