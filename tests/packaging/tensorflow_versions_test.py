@@ -36,7 +36,7 @@ _MAY_USE_LOST = {"tpu_runner.py": "runs up to 2.15, and says so where it ends"}
 _PRIVATE_IN_TEXT = re.compile(rf"({'|'.join((*_PRIVATE, *_ELSEWHERE[:2]))})(\.\w+)+\.?")
 # Modules named in strings, beyond the list -> why.
 _MAY_NAME = {"_lazy_api.py": "waits for somebody to import them, and imports none"}
-# What Python 3.9 or 3.10 lacks; ruff finds syntax alone.
+# Names that Python 3.9 or 3.10 lacks; ruff finds syntax alone.
 _NEW_IN_PYTHON = re.compile(
   r"\bzip\(.*strict=|\.enterContext\(|\.assertNoLogs\(|ignore_cleanup_errors=|itertools\.pairwise"
   r"|platform\.freedesktop_os_release|import tomllib|dataclass\(.*(slots|kw_only)="

@@ -1,1 +1,1 @@
-"""What is behind `gpu_table`: the library by ctypes, arrays, tables. Layer: ops."""
+"""The parts behind `gpu_table`: the library by ctypes, arrays, tables. Layer: ops."""

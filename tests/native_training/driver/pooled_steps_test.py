@@ -43,7 +43,7 @@ def _create_batches(one_each):
 
 
 class _Inputs:
-  """What a model of a test computes with.
+  """Tensors that a model of a test computes with.
 
   Attributes:
     columns: feature name -> column.

@@ -62,7 +62,7 @@ inline std::string GradientsOfAnyTypeStepAlike(engine::OptimizerKind kind, int64
   int step = 0;
   for (const int32_t type : {MONO_GPU_FLOAT32, MONO_GPU_FLOAT16, MONO_GPU_BFLOAT16}) {
     for (const int64_t gap : {0, 4, 3}) {
-      // What is packed and what is not: `plain` has no gaps.
+      // Packed gradients and others: `plain` has no gaps.
       if (IsSanitized() && (type == MONO_GPU_FLOAT32   ? gap == 0
                             : type == MONO_GPU_FLOAT16 ? gap != 0
                                                        : gap != 4)) {

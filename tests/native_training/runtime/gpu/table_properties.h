@@ -75,7 +75,7 @@ inline std::string ManyTablesEqualSingleOnes() {
   configs.push_back(OneSegment(6, OptimizerKind::kAdam));
   configs.push_back(OneSegment(16, OptimizerKind::kAdagrad));
   configs.back().entry.segments[0].compressor.kind = engine::CompressorKind::kFixedR8;
-  // Of each number of lanes of a row, and of floats that a lane copies at once.
+  // Each number of lanes of a row, and of floats that a lane copies at once.
   for (const int64_t dim : {32, 128, 6, 10, 18, 34, 13, 33}) {
     configs.push_back(OneSegment(dim, OptimizerKind::kSgd));
   }

@@ -1,4 +1,4 @@
-// Which columns of pooled tensors belong to which columns of tables' rows.
+// Pairs columns of pooled tensors with columns of tables' rows.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_POOLED_PARTS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_POOLED_PARTS_H_
 
