@@ -94,7 +94,8 @@ class WriteOnlyIfTest(tf.test.TestCase, parameterized.TestCase):
     batch = stream_positions.StreamBatch(pairs, tf.constant([7, 1, 0, 99], tf.int64))
     lacks = positions.lacks(batch)
     move = positions.move_after(None, batch)
-    set_first = positions._positions[0].scatter_update(tf.IndexedSlices([5, 9], [0, 1]))
+    [first] = positions._positions[0]  # of the one topic
+    set_first = first.scatter_update(tf.IndexedSlices([5, 9], [0, 1]))
     session = self.start()
 
     session.run(set_first)  # it has applied what the other one has not
