@@ -334,11 +334,12 @@ class TableLookup(InputLookup):
 
     def finish(roots: Sequence[tf.Operation]) -> None:
       queue = step.finish(roots)
-      hash_table.add_queue_hook(
-        prefetch_queue.EnqueueHook(queue)
-        if has_samples is None
-        else stream_hook.StreamHook(queue, has_samples, counts)
-      )
+      if counts is None:
+        hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+        return
+      # Steps take what comes out of the queue, and not the stand-in for it.
+      [dequeued] = counts.op.inputs
+      hash_table.add_queue_hook(stream_hook.StreamHook(queue, has_samples, dequeued))
 
     self._finish = finish
     features = {**dense, **step.embeddings}
